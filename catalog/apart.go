@@ -5,6 +5,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -26,6 +27,10 @@ import (
 //
 // Who does not answer the PutOut gets no answer to its signs of life, so it is fenced when its lease runs out, and evicted as any other.
 // A node that was put out joins again by itself, when it and all members reach each other (meets).
+//
+// Before that, as soon as the leader knows of such a link, a command says so to all (apartOp): whoever is to be the backup of a home that does not reach it would not get
+// anything, so another member becomes the backup (assign.go), and what the one that is put out was the home of is not lost with it. The catalog decides that and not
+// the home, which hears nothing from a backup that is stopped for a moment either: to fill another one for that would cost more than it gains.
 //
 // To relay what the two have for each other through a third would keep both, but needs a second way for every message, with an order and an
 // end of sessions that are kept over both; and who relays pays for it.
@@ -96,15 +101,10 @@ func (c *Catalog) unreached(v *dsm.View) (unreached, apart []dsm.NodeID) {
 	return unreached, apart
 }
 
-// link is one between two members.
-type link struct{ a, b dsm.NodeID }
-
-func (l link) has(n dsm.NodeID) bool { return l.a == n || l.b == n }
-
 // count returns how many of the links a member has.
-func count(links []link, n dsm.NodeID) (many int) {
+func count(links []dsm.Link, n dsm.NodeID) (many int) {
 	for _, l := range links {
-		if l.has(n) {
+		if l.Has(n) {
 			many++
 		}
 	}
@@ -115,7 +115,7 @@ func count(links []link, n dsm.NodeID) (many int) {
 // because its own connection is the likeliest cause. Of two with equally many one stays by the first of these rules that decides: the leader; the one with more
 // extents that nobody else has, so that the others can go on; the one that has not just come back, or a link that comes and goes would put out both in turn;
 // the one with a vote.
-func toPutOut(cut, long []link, v *dsm.View, leader dsm.NodeID, alone map[dsm.NodeID]int) dsm.NodeID {
+func toPutOut(cut, long []dsm.Link, v *dsm.View, leader dsm.NodeID, alone map[dsm.NodeID]int) dsm.NodeID {
 	members := slices.DeleteFunc(present(v), func(m dsm.Member) bool { return count(long, m.ID) == 0 })
 	if len(members) == 0 {
 		return 0
@@ -140,9 +140,32 @@ func toPutOut(cut, long []link, v *dsm.View, leader dsm.NodeID, alone map[dsm.No
 	}).ID
 }
 
-// alone returns of how many extents with bytes each node has the only copy.
-func (s *state) alone() map[dsm.NodeID]int {
-	only := make(map[dsm.NodeID]int)
+// linksIn returns those of the links that are between members of v which live, each once, in order.
+func linksIn(v *dsm.View, links []dsm.Link) (in []dsm.Link) {
+	member := func(n dsm.NodeID) bool {
+		m, ok := v.Member(n)
+		return ok && !m.Gone
+	}
+	for _, l := range links {
+		if l.A < l.B && member(l.A) && member(l.B) {
+			in = append(in, l)
+		}
+	}
+	slices.SortFunc(in, dsm.Link.Compare)
+	return slices.Compact(in)
+}
+
+// The leader says which links between members do not work.
+func (o apartOp) apply(s *state, _ step) (dsm.Inode, error) {
+	if links := linksIn(s.view, o.Links); !slices.Equal(links, s.view.Apart) {
+		s.reviewed(func(v *dsm.View) { v.Apart = links })
+	}
+	return dsm.Inode{}, nil
+}
+
+// alone returns of how many extents with bytes each node has the only copy, and to how many of them another is on its way that it reaches.
+func (s *state) alone() (only, coming map[dsm.NodeID]int) {
+	only, coming = make(map[dsm.NodeID]int), make(map[dsm.NodeID]int)
 	for _, in := range s.inodes {
 		if in.Kind != dsm.KindFile {
 			continue
@@ -153,19 +176,45 @@ func (s *state) alone() map[dsm.NodeID]int {
 			for b := range h.InSync() {
 				copied = copied || b != stateAt(*h)
 			}
-			if !copied {
-				only[stateAt(*h)]++
+			if copied {
+				continue
+			}
+			only[stateAt(*h)]++
+			if isComing(s.view, *h) {
+				coming[stateAt(*h)]++
 			}
 		}
 	}
-	return only
+	return only, coming
+}
+
+// isComing reports whether what is in a slot is on its way to another member.
+func isComing(v *dsm.View, h dsm.SlotHome) bool {
+	if h.Source != 0 {
+		return !h.Failed(v) && v.Reaches(h.Source, h.Primary)
+	}
+	return slices.ContainsFunc(h.Backups[:], func(b dsm.Backup) bool { return b.Node != 0 && v.Reaches(h.Primary, b.Node) })
 }
 
 // arbiter decides for a leader about members that are apart. It is for the goroutine that watches the members.
 type arbiter struct {
 	out    map[dsm.NodeID]outing // the members that were put out
 	moved  time.Duration         // when the leadership was last to be handed over; 0: never
+	waits  time.Duration         // since when a member is not put out yet, because it has what nobody else has; 0: none is
 	warned bool
+	tells  atomic.Bool // a command says which links are cut
+}
+
+// mostWaits is for how many leases at most a member that is to be put out is not yet, while others get copies of what only it has. A home reports a slot when
+// the backup has all of it, and often all slots at once, so it is not to be seen whether that goes on. Those who need the other one of the two wait meanwhile.
+const mostWaits = 2
+
+// spares reports whether it is not yet time to put a member out.
+func (r *arbiter) spares(coming int, now, lease time.Duration) bool {
+	if coming > 0 && r.waits == 0 {
+		r.waits = now
+	}
+	return coming > 0 && now-r.waits < mostWaits*lease
 }
 
 // outing is an incarnation that was put out, and when.
@@ -208,14 +257,19 @@ func (r *arbiter) again(now, lease time.Duration) bool {
 func (c *Catalog) arbitrate(ctx context.Context, v *dsm.View, term uint64, r *arbiter) {
 	c.signs.hear(c.self.ID, c.self.Inc, term)
 	unreached, apart := c.unreached(v)
+	fresh := overdueAfter(v.Lease)
 	c.signs.blame(c.self.ID, c.self.Inc, unreached, apart)
-	cut, long := c.signs.cut(overdueAfter(v.Lease))
+	c.tellLinks(ctx, v, fresh, r)
+	cut, long := c.signs.cut(fresh)
 	if len(long) == 0 {
-		r.warned = false
+		r.warned, r.waits = false, 0
 		return
 	}
+	if slices.ContainsFunc(long, func(l dsm.Link) bool { return v.Reaches(l.A, l.B) }) {
+		return // the log says so first, and so who becomes a backup
+	}
 	c.mu.RLock()
-	alone := c.mu.state.alone()
+	alone, coming := c.mu.state.alone()
 	c.mu.RUnlock()
 	id, now := toPutOut(cut, long, v, c.self.ID, alone), c.signs.clock()
 	m, ok := v.Member(id)
@@ -230,14 +284,39 @@ func (c *Catalog) arbitrate(ctx context.Context, v *dsm.View, term uint64, r *ar
 			r.warned = true
 			c.log.Warn("members do not reach each other, and to put one more out would leave no majority", "links", len(long), "name", m.Name)
 		}
+	case r.spares(coming[id], now, v.Lease):
+		if r.waits == now {
+			c.log.Warn("members do not reach each other: one is put out when others have copies of what only it has", "name", m.Name, "extents", coming[id])
+		}
 	case c.signs.shun(m.ID, m.Inc):
-		r.out[m.ID] = outing{m.Inc, now}
+		r.out[m.ID], r.waits = outing{m.Inc, now}, 0
 		c.putOut(ctx, v, m, cut, term)
 	}
 }
 
+// tellLinks has the log say which links are cut, if that has changed.
+func (c *Catalog) tellLinks(ctx context.Context, v *dsm.View, fresh time.Duration, r *arbiter) {
+	links := linksIn(v, c.signs.links(v.Apart, fresh))
+	if slices.Equal(links, v.Apart) || !r.tells.CompareAndSwap(false, true) {
+		return
+	}
+	var pairs []string
+	for _, l := range links {
+		a, _ := v.Member(l.A)
+		b, _ := v.Member(l.B)
+		pairs = append(pairs, a.Name+" "+b.Name)
+	}
+	c.log.Warn("others do not reach each other than before: backups are put where homes reach them", "pairs", pairs)
+	c.tasks.Go(func() {
+		defer r.tells.Store(false)
+		if _, err := c.propose(ctx, apartOp{links}); err != nil {
+			c.log.Debug("tell which links between members are cut", "err", err)
+		}
+	})
+}
+
 // leastApart returns the voter that has the fewest of the links that are cut, if these are fewer than those of n.
-func leastApart(servers []server, cut []link, n dsm.NodeID) (to server) {
+func leastApart(servers []server, cut []dsm.Link, n dsm.NodeID) (to server) {
 	least := count(cut, n)
 	for _, s := range servers {
 		if s.voter && s.id != n && count(cut, s.id) < least {
@@ -257,10 +336,10 @@ func (c *Catalog) handOver(to server, why string) {
 }
 
 // putOut tells a member, which is answered no more, that it is out, and has it marked as gone.
-func (c *Catalog) putOut(ctx context.Context, v *dsm.View, m dsm.Member, cut []link, term uint64) {
+func (c *Catalog) putOut(ctx context.Context, v *dsm.View, m dsm.Member, cut []dsm.Link, term uint64) {
 	var from []string
 	for _, x := range present(v) {
-		if x.ID != m.ID && slices.ContainsFunc(cut, func(l link) bool { return l.has(m.ID) && l.has(x.ID) }) {
+		if x.ID != m.ID && slices.ContainsFunc(cut, func(l dsm.Link) bool { return l.Has(m.ID) && l.Has(x.ID) }) {
 			from = append(from, x.Name)
 		}
 	}

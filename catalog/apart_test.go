@@ -14,6 +14,12 @@ import (
 )
 
 func TestToPutOut(t *testing.T) {
+	links := func(ends ...dsm.NodeID) (all []dsm.Link) {
+		for l := range slices.Chunk(ends, 2) {
+			all = append(all, dsm.LinkOf(l[0], l[1]))
+		}
+		return all
+	}
 	const lead = dsm.NodeID(1)
 	members := func(change ...dsm.Member) *dsm.View {
 		v := new(dsm.View)
@@ -30,23 +36,23 @@ func TestToPutOut(t *testing.T) {
 	}
 	for _, x := range []struct {
 		name string
-		cut  []link
-		long []link
+		cut  []dsm.Link
+		long []dsm.Link
 		view *dsm.View
 		want dsm.NodeID
 	}{
 		{"nothing is cut", nil, nil, members(), 0},
-		{"the one that has less alone", []link{{2, 5}}, []link{{2, 5}}, members(), 2},
-		{"the one without a vote", []link{{2, 3}}, []link{{2, 3}}, members(dsm.Member{ID: 2}), 2},
-		{"the larger id", []link{{2, 3}}, []link{{2, 3}}, members(), 3},
-		{"the one that came back last", []link{{3, 4}}, []link{{3, 4}}, members(dsm.Member{ID: 3, Inc: 8}, dsm.Member{ID: 4, Inc: 7}), 3},
-		{"the leader stays", []link{{1, 5}}, []link{{1, 5}}, members(dsm.Member{ID: 1, Inc: 9}), 5},
-		{"the one that is apart from two", []link{{2, 5}, {4, 5}}, []link{{2, 5}, {4, 5}}, members(), 5},
-		{"the one that is apart from two, whoever complains", []link{{1, 5}, {2, 5}, {3, 4}}, []link{{1, 5}, {2, 5}, {3, 4}}, members(), 5},
-		{"the leader is apart from two", []link{{1, 2}, {1, 3}}, []link{{1, 2}, {1, 3}}, members(), 1},
-		{"the leader, of which not all is known for long", []link{{1, 2}, {1, 3}}, []link{{1, 2}}, members(), 1},
-		{"another has more links that were cut just now", []link{{4, 5}, {1, 2}, {2, 3}}, []link{{4, 5}}, members(), 4},
-		{"who is gone is not put out", []link{{2, 3}}, []link{{2, 3}}, members(dsm.Member{ID: 3, Gone: true}), 2},
+		{"the one that has less alone", links(2, 5), links(2, 5), members(), 2},
+		{"the one without a vote", links(2, 3), links(2, 3), members(dsm.Member{ID: 2}), 2},
+		{"the larger id", links(2, 3), links(2, 3), members(), 3},
+		{"the one that came back last", links(3, 4), links(3, 4), members(dsm.Member{ID: 3, Inc: 8}, dsm.Member{ID: 4, Inc: 7}), 3},
+		{"the leader stays", links(1, 5), links(1, 5), members(dsm.Member{ID: 1, Inc: 9}), 5},
+		{"the one that is apart from two", links(2, 5, 4, 5), links(2, 5, 4, 5), members(), 5},
+		{"the one that is apart from two, whoever complains", links(1, 5, 2, 5, 3, 4), links(1, 5, 2, 5, 3, 4), members(), 5},
+		{"the leader is apart from two", links(1, 2, 1, 3), links(1, 2, 1, 3), members(), 1},
+		{"the leader, of which not all is known for long", links(1, 2, 1, 3), links(1, 2), members(), 1},
+		{"another has more links that were cut just now", links(4, 5, 1, 2, 2, 3), links(4, 5), members(), 4},
+		{"who is gone is not put out", links(2, 3), links(2, 3), members(dsm.Member{ID: 3, Gone: true}), 2},
 	} {
 		if got := toPutOut(x.cut, x.long, x.view, lead, map[dsm.NodeID]int{5: 1, 1: 2}); got != x.want {
 			t.Errorf("%s: %d is put out, want %d", x.name, got, x.want)
@@ -148,6 +154,7 @@ func oneCut(t *testing.T, r *rand.Rand) {
 	}
 	var out dsm.NodeID
 	var when time.Duration
+	var links []dsm.Link
 	for ; now < 14*time.Second && out == 0; now += tick {
 		for _, x := range v.Members {
 			for _, y := range v.Members {
@@ -177,6 +184,11 @@ func oneCut(t *testing.T, r *rand.Rand) {
 			}
 			return s.at <= now
 		})
+		if links = g.links(links, overdueAfter(lease)); slices.ContainsFunc(links, func(l dsm.Link) bool {
+			return l != dsm.LinkOf(a, b) || a == b || now < from+unreachedAfter(lease)-alive
+		}) {
+			t.Errorf("links %v do not work at %v; %d and %d are apart from %v for %v, %d dies at %v", links, now, a, b, from, lasts, dead, at)
+		}
 		if cut, long := g.cut(overdueAfter(lease)); len(long) > 0 {
 			out = toPutOut(cut, long, v, 1, nil)
 			when = now
@@ -194,6 +206,137 @@ func oneCut(t *testing.T, r *rand.Rand) {
 		t.Errorf("%d is put out after %v", out, when-from)
 	case out != 0 && when-from < apartAfter(lease)-alive:
 		t.Errorf("%d is put out after %v already", out, when-from)
+	}
+}
+
+// TestLinksThatAreCut: a link is cut when one end does not reach the other, which lives, and works when both ends say so.
+func TestLinksThatAreCut(t *testing.T) {
+	const fresh = time.Second
+	now := time.Hour
+	var g signs
+	g.init()
+	g.clock = func() time.Duration { return now }
+	g.begin(1)
+	var links []dsm.Link
+	says := func(n dsm.NodeID, unreached ...dsm.NodeID) {
+		now++
+		g.hear(n, 0, 1)
+		g.blame(n, 0, unreached, nil)
+	}
+	is := func(what string, want ...dsm.Link) {
+		t.Helper()
+		if links = slices.Compact(g.links(links, fresh)); !slices.Equal(links, want) {
+			t.Errorf("%s: %v, want %v", what, links, want)
+		}
+	}
+	cut := dsm.Link{A: 1, B: 2}
+	says(1)
+	says(2)
+	says(3)
+	is("all reach each other")
+	now += fresh // 2 is stopped
+	says(1, 2)
+	says(3, 2)
+	now += fresh / 4
+	says(1, 2)
+	is("who is not reached has been silent")
+	says(2)
+	is("it goes on")
+	now += fresh / 4
+	says(1)
+	says(3)
+	is("it is reached")
+	says(2, 1)
+	is("one end does not reach the other")
+	now += fresh / 4
+	says(2, 1)
+	is("nor since, but that has said nothing")
+	says(1)
+	is("it has now")
+	now += fresh / 4
+	says(2, 1)
+	is("and still is not reached", cut)
+	says(2)
+	is("it works")
+	says(1, 2)
+	now += fresh / 4
+	says(2)
+	says(1, 2)
+	is("the other end", cut)
+	now += fresh
+	is("nothing is heard", cut)
+	says(1)
+	is("one end says that it works", cut)
+	g.begin(2)
+	is("another leader", cut)
+	g.hear(1, 0, 2)
+	g.hear(2, 0, 2)
+	is("both live", cut)
+	g.blame(1, 0, nil, nil)
+	is("and one has said that it works", cut)
+	g.blame(2, 0, nil, nil)
+	is("both have")
+}
+
+// TestSpares: who has what nobody else has is put out when a copy has come, or has not for so long.
+func TestSpares(t *testing.T) {
+	const lease = time.Second
+	var r arbiter
+	if r.spares(0, 1, lease) {
+		t.Error("nothing is copied")
+	}
+	for _, now := range []time.Duration{1, lease, mostWaits * lease} {
+		if !r.spares(7, now, lease) {
+			t.Errorf("not spared at %v", now)
+		}
+	}
+	if r.spares(0, lease, lease) {
+		t.Error("all is copied")
+	}
+	if r.spares(7, mostWaits*lease+1, lease) {
+		t.Error("spared for ever")
+	}
+}
+
+// TestCopiesBeforeOneIsPutOut: two members do not reach each other, and each is the home of what the other had a copy of. The third one gets copies before one of the
+// two is put out, so nothing is lost.
+func TestCopiesBeforeOneIsPutOut(t *testing.T) {
+	nodes := cluster(t, 3)
+	lead := leaderOf(t, nodes)
+	ctx := patient(t)
+	f, err := lead.Create(ctx, dsm.RootIno, "f", file, false)
+	ok(t, err)
+	_, err = lead.SetSpec(ctx, f.Ino, "placement", "spread")
+	ok(t, err)
+	f, err = lead.SetAttr(ctx, f.Ino, dsm.SetAttr{Size: ptr(int64(64 * dsm.ExtentSize))})
+	ok(t, err)
+	lead.sees(t, "copies", func(v *dsm.View) bool { return len(fillings(v)) == 0 })
+	rest := slices.DeleteFunc(slices.Clone(nodes), func(n *node) bool { return n == lead })
+	for _, n := range nodes {
+		n.slow.Store(true)
+	}
+	for i, n := range rest {
+		other := rest[1-i].self.ID
+		var slots []dsm.Slot
+		for slot, h := range n.Current().Rows() {
+			if h.Primary == n.self.ID && h.BackupOf(other) >= 0 {
+				slots = append(slots, slot)
+			}
+		}
+		ok(t, n.BackupLags(ctx, other, slots, n.Current().Epoch))
+		n.silent.Store(&silences{other: time.Hour})
+	}
+	lead.warns(ctx, t, "members do not reach each other: one is put out when")
+	for _, n := range nodes {
+		n.slow.Store(false)
+		n.observer.wake()
+	}
+	lead.sees(t, "one of two members that are apart is put out", func(v *dsm.View) bool { return isOut(rest[0].self.ID)(v) || isOut(rest[1].self.ID)(v) })
+	v := lead.Current()
+	for e := range f.Spec.CoveringExtents(f.Size) {
+		if h := v.Row(v.SlotOf(f.Area(), f.Spec, dsm.ExtentIndex(e))); isOut(stateAt(*h))(v) {
+			t.Fatalf("extent %d is lost: %+v", e, h)
+		}
 	}
 }
 
@@ -338,7 +481,7 @@ func TestJoinWithoutAWay(t *testing.T) {
 // TestAlone counts what only one member has: files without copies, and those whose backups have died.
 func TestAlone(t *testing.T) {
 	m := newSized(t, 1<<30, 1<<30)
-	if got := m.alone(); len(got) != 0 {
+	if got, _ := m.alone(); len(got) != 0 {
 		t.Errorf("nothing is stored, and alone have %v", got)
 	}
 	for i, name := range []string{"one", "two"} {
@@ -347,12 +490,29 @@ func TestAlone(t *testing.T) {
 		m.must(nodeA, setSpecOp{f.Ino, "placement", "spread"})
 		m.must(nodeA, resize(f, 8*dsm.ExtentSize))
 	}
-	before := m.alone()
-	if before[nodeA]+before[nodeB] != 8 {
-		t.Errorf("alone have %v, want 8 in all", before)
+	before, coming := m.alone()
+	if before[nodeA]+before[nodeB] != 8 || len(coming) > 0 {
+		t.Errorf("alone have %v, want 8 in all; copies of %v are coming", before, coming)
 	}
+	var slots []dsm.Slot
+	for slot, h := range m.view.Rows() {
+		if h.Primary == nodeA && h.BackupOf(nodeB) >= 0 {
+			slots = append(slots, slot)
+		}
+	}
+	m.must(nodeA, backupsOp{nodeB, slots, false, m.view.Epoch})
+	lags, coming := m.alone()
+	if n := lags[nodeA] - before[nodeA]; n == 0 || coming[nodeA] != n || coming[nodeB] > 0 {
+		t.Errorf("alone have %v, and had %v; copies of %v are coming", lags, before, coming)
+	}
+	m.must(nodeA, apartOp{[]dsm.Link{dsm.LinkOf(nodeB, nodeA)}})
+	if _, coming := m.alone(); len(coming) > 0 {
+		t.Errorf("copies of %v are coming, and nobody is reached", coming)
+	}
+	m.must(nodeA, apartOp{})
+	m.must(nodeA, backupsOp{nodeB, slots, true, m.view.Epoch})
 	m.must(nodeA, goneOp{Node: nodeB})
-	if after := m.alone(); after[nodeA] != before[nodeA]+8 || after[nodeB] != before[nodeB] {
+	if after, _ := m.alone(); after[nodeA] != before[nodeA]+8 || after[nodeB] != before[nodeB] {
 		t.Errorf("alone have %v, and had %v before one of them died", after, before)
 	}
 }

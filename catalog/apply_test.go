@@ -145,6 +145,7 @@ func TestImageIsACopy(t *testing.T) {
 func TestRestoreRefusesNonsense(t *testing.T) {
 	m := newMachine(t)
 	m.must(nodeA, addMemberOp{member(nodeB)})
+	m.must(nodeA, apartOp{[]dsm.Link{dsm.LinkOf(nodeA, nodeB), dsm.LinkOf(nodeA, nodeC)}}) // C is no member
 	f := m.file("f")
 	d := m.mkdir(dsm.RootIno, "d")
 	for name, break_ := range map[string]func(*image){
@@ -176,14 +177,15 @@ func TestRestoreRefusesNonsense(t *testing.T) {
 			i.Inodes = append(i.Inodes, dir(100, 101), dir(101, 100))
 			i.NextIno = 102
 		},
-		"members": func(i *image) { i.Members = append(i.Members, i.Members[0]) },
+		"cut link": func(i *image) { i.Apart = []dsm.Link{{A: nodeB, B: nodeA}} },
+		"members":  func(i *image) { i.Members = append(i.Members, i.Members[0]) },
 	} {
 		img, err := copyImage(m.image())
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := restore(mustEncode(t, img)); err != nil {
-			t.Fatalf("the copy: %v", err)
+		if s, err := restore(mustEncode(t, img)); err != nil || !slices.Equal(s.view.Apart, []dsm.Link{{A: nodeA, B: nodeB}}) {
+			t.Fatalf("the copy: %v; links %v", err, img.Apart)
 		}
 		break_(img)
 		if _, err := restore(mustEncode(t, img)); !errs.Is(err, errs.Corrupt) {

@@ -12,9 +12,14 @@ import (
 // there is no place for a fourth, so it is dropped before. If all members leave, nothing changes.
 //
 // A slot that is being handed over keeps its backups, except those that leave and are not in sync. A slot is left alone if its home has died, was emptied, or
-// has just taken over. Without room nobody becomes a backup, also not a home that begins to hand its slot over. copies says how many copies there are to be of
-// a slot. The result depends on nothing else.
-func assign(v *dsm.View, copies func(dsm.Slot) int, room bool) {
+// has just taken over. Without room nobody becomes a backup, also not a home that begins to hand its slot over.
+//
+// Nobody becomes a backup of a home that it does not reach (dsm.View.Apart). Where such a one is being filled, another member takes its place, if one has memory for
+// it: more than its quota, too, for one of the two may soon be put out, and what only that has goes with it. Whoever is in sync stays. Shares are evened out when
+// all members reach each other again.
+//
+// copies says how many copies there are to be of a slot, reserved what is in the slots. The result depends on nothing else.
+func assign(v *dsm.View, copies func(dsm.Slot) int, reserved reservation) {
 	stay := staying(v)
 	if len(stay) == 0 {
 		return
@@ -35,9 +40,23 @@ func assign(v *dsm.View, copies func(dsm.Slot) int, room bool) {
 		}
 		p.rows = append(p.rows, pooled{row, min(n-1, others)})
 	}
+	room, homes := reserved.roomForCopies(v), primaries(v)
+	spare := func(m dsm.Member, wants int) bool {
+		var backups perClass
+		for class := range backups {
+			backups[class] = pools[class+1].have[m.ID]
+		}
+		backups[wants]++
+		return reserved.of(m, homes[m.ID], backups, roomCopies).spare() >= 0
+	}
 	for i := range pools {
 		if p := &pools[i]; len(p.rows) > 0 {
-			p.v, p.stay = v, stay
+			p.v, p.stay, p.spare = v, stay, spare
+			p.count()
+		}
+	}
+	for i := range pools {
+		if p := &pools[i]; len(p.rows) > 0 {
 			p.assign(room)
 		}
 	}
@@ -50,6 +69,8 @@ type pool struct {
 	rows  []pooled
 	quota map[dsm.NodeID]int // how many backups each member should be
 	have  map[dsm.NodeID]int // and how many it is, or will be when what is being filled is in sync
+	// spare reports whether a member has memory for one more backup, of a slot that should have so many.
+	spare func(m dsm.Member, wants int) bool
 }
 
 // pooled is a row, and how many backups it should have.
@@ -59,7 +80,6 @@ type pooled struct {
 }
 
 func (p *pool) assign(room bool) {
-	p.count()
 	moving := false
 	for _, r := range p.rows {
 		if r.Source != 0 {
@@ -77,7 +97,7 @@ func (p *pool) assign(room bool) {
 			p.fill(r)
 		}
 	}
-	if moving || !room {
+	if moving || !room || len(p.v.Apart) > 0 {
 		return
 	}
 	for _, r := range p.rows {
@@ -114,7 +134,8 @@ func (p *pool) add(r pooled, n int) {
 	}
 }
 
-// sort returns the backups of a row by kind: those in sync that stay, those in sync that leave, and those that are being filled and stay.
+// sort returns the backups of a row by kind: those in sync that stay, those in sync that leave, and those that are being filled and stay,
+// of which those that the home reaches come first.
 func (p *pool) sort(r pooled) (synced, leaving, filling []dsm.Backup) {
 	for _, b := range r.Backups {
 		switch {
@@ -126,6 +147,10 @@ func (p *pool) sort(r pooled) (synced, leaving, filling []dsm.Backup) {
 		case stays(p.v, b.Node):
 			filling = append(filling, b)
 		}
+	}
+	unreached := func(b dsm.Backup) bool { return !p.v.Reaches(r.Primary, b.Node) }
+	if len(filling) == dsm.MostBackups && unreached(filling[0]) && !unreached(filling[1]) {
+		slices.Reverse(filling)
 	}
 	return synced, leaving, filling
 }
@@ -163,6 +188,17 @@ func (r pooled) set(kinds ...[]dsm.Backup) {
 // fill has a row get the backups that it lacks.
 func (p *pool) fill(r pooled) {
 	synced, leaving, filling := p.sort(r)
+	for i, b := range filling {
+		if len(synced) >= r.wants || p.v.Reaches(r.Primary, b.Node) {
+			continue
+		}
+		if to := p.neediest(r); to != 0 {
+			p.have[b.Node]--
+			p.have[to]++
+			filling[i] = dsm.Backup{Node: to, Since: p.v.Epoch}
+			r.set(synced, leaving, filling)
+		}
+	}
 	for len(synced)+len(filling) < r.wants {
 		if len(synced)+len(leaving)+len(filling) == dsm.MostBackups {
 			if len(leaving) == 0 || len(synced)+len(leaving) == 1 {
@@ -260,9 +296,14 @@ func (p *pool) lack(n dsm.NodeID) int { return p.quota[n] - p.have[n] }
 func (p *pool) neediest(r pooled) dsm.NodeID {
 	var id dsm.NodeID
 	for _, m := range p.stay {
-		if m.ID != r.Primary && r.BackupOf(m.ID) < 0 && (id == 0 || p.lack(m.ID) > p.lack(id)) {
+		if m.ID != r.Primary && r.BackupOf(m.ID) < 0 && (id == 0 || p.lack(m.ID) > p.lack(id)) && p.takes(m, r) {
 			id = m.ID
 		}
 	}
 	return id
+}
+
+// takes reports whether a member can become a backup of the row: the home reaches it, and where some do not reach each other it has memory for what would be others'.
+func (p *pool) takes(m dsm.Member, r pooled) bool {
+	return len(p.v.Apart) == 0 || p.v.Reaches(r.Primary, m.ID) && (p.lack(m.ID) > 0 || p.spare(m, r.wants))
 }

@@ -109,7 +109,7 @@ func (m *rowsModel) set(n dsm.NodeID, slot dsm.Slot, what int) {
 // publish changes what is in some slots.
 func (m *rowsModel) publish() {
 	for slot, h := range m.view.Rows() {
-		if !h.Settled() || isGone(m.view, h.Primary) || m.rng.IntN(4) > 0 {
+		if !h.Settled() || isGone(m.view, h.Primary) || m.rng.IntN(4) > 0 || m.waits(slot, h) {
 			continue
 		}
 		m.newest[slot]++
@@ -125,11 +125,62 @@ func (m *rowsModel) publish() {
 	}
 }
 
+// waits reports whether what is published to a slot waits for a backup that its home does not reach.
+func (m *rowsModel) waits(slot dsm.Slot, h *dsm.SlotHome) bool {
+	return slices.ContainsFunc(h.Backups[:], func(b dsm.Backup) bool {
+		since, joining := m.joining[slot][b.Node]
+		return (b.InSync || joining && since == b.Since) && !m.view.Reaches(h.Primary, b.Node)
+	})
+}
+
+// cut cuts some links, and mends the others. Homes report some of the backups that they do not reach.
+func (m *rowsModel) cut(some func() bool) {
+	m.Helper()
+	live := present(m.view)
+	var links []dsm.Link
+	for range m.rng.IntN(3) {
+		links = append(links, dsm.LinkOf(live[m.rng.IntN(len(live))].ID, live[m.rng.IntN(len(live))].ID))
+	}
+	if err := m.by(live[0].ID, apartOp{links}); err != nil {
+		m.Fatal(err)
+	}
+	for _, x := range live {
+		for _, y := range live {
+			var slots []dsm.Slot
+			for slot, h := range m.view.Rows() {
+				if h.Primary == x.ID && h.BackupOf(y.ID) >= 0 && !m.view.Reaches(x.ID, y.ID) && some() {
+					slots = append(slots, slot)
+				}
+			}
+			if len(slots) == 0 {
+				continue
+			}
+			if err := m.by(x.ID, backupsOp{y.ID, slots, false, m.view.Epoch}); err != nil {
+				m.Fatal(err)
+			}
+			for _, slot := range slots {
+				delete(m.joining[slot], y.ID)
+			}
+		}
+	}
+}
+
+// mend mends all links.
+func (m *rowsModel) mend() {
+	m.Helper()
+	if err := m.by(present(m.view)[0].ID, apartOp{}); err != nil {
+		m.Fatal(err)
+	}
+}
+
 // filled has homes fill some backups: their reports are under way.
 func (m *rowsModel) filled(some func() bool) {
 	for _, r := range fillings(m.view) {
 		if r.Slots = slices.DeleteFunc(r.Slots, func(dsm.Slot) bool { return !some() }); !r.InSync {
 			m.late = append(m.late, r)
+			continue
+		}
+		if !m.view.Reaches(r.from, r.Node) {
 			continue
 		}
 		for _, slot := range r.Slots {
@@ -271,7 +322,14 @@ func (m *rowsModel) settle() {
 		if isGone(m.view, h.Primary) || isGone(m.view, h.Source) || len(stay) == 0 {
 			continue
 		}
-		filling := slices.ContainsFunc(h.Backups[:], func(b dsm.Backup) bool { return b.Node != 0 && (!b.InSync || b.Former) })
+		filling := slices.ContainsFunc(h.Backups[:], func(b dsm.Backup) bool {
+			return b.Node != 0 && (!b.InSync || b.Former) && m.view.Reaches(h.Primary, b.Node)
+		})
+		if len(m.view.Apart) > 0 && h.Settled() && !slices.ContainsFunc(stay, func(x dsm.Member) bool {
+			return x.ID != h.Primary && h.BackupOf(x.ID) < 0 && m.view.Reaches(h.Primary, x.ID)
+		}) {
+			continue // all that the home reaches have copies
+		}
 		if got := slices.Collect(h.InSync()); len(got) != want || h.Source != 0 || filling {
 			m.Fatalf("at rest, with %d members, slot %d for %d copies: %+v", len(stay), slot, m.copiesOf(m.view, slot), *h)
 		}
@@ -370,6 +428,8 @@ func backupsAtRandom(t *testing.T, rng *rand.Rand) {
 			m.rest()
 		case 6, 7:
 			m.lag()
+		case 15:
+			m.cut(some)
 		case 8, 9:
 			m.handOver(some)
 		case 10, 11:
@@ -378,6 +438,8 @@ func backupsAtRandom(t *testing.T, rng *rand.Rand) {
 			m.deliver(some)
 		}
 	}
+	m.rest()
+	m.mend()
 	m.rest()
 	if n := uneven(m.view); n > 1 {
 		t.Errorf("a member misses its share of the backups of a class by %d slots", n)

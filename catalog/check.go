@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
@@ -104,6 +105,9 @@ func (s *state) checkView() error {
 		if m.Budget <= 0 || m.Budget > maxBudget {
 			return fmt.Errorf("member %s offers %d bytes", m.ID, m.Budget)
 		}
+	}
+	if !slices.Equal(s.view.Apart, linksIn(s.view, s.view.Apart)) {
+		return fmt.Errorf("links that are cut: %v", s.view.Apart)
 	}
 	for i, h := range s.view.Rows() {
 		if err := s.checkBackups(i, *h); err != nil {

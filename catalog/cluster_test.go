@@ -46,6 +46,7 @@ type node struct {
 	yields   atomic.Pointer[yields] // nil: none
 	mute     atomic.Bool            // asked to yield, it says nothing
 	silent   atomic.Pointer[silences]
+	slow     atomic.Bool // it fills no backups yet
 }
 
 // silences is Config.Silences.
@@ -279,7 +280,7 @@ func (n *node) handOver(stop <-chan struct{}) {
 			if !r.InSync {
 				tell = n.BackupLags
 			}
-			if r.from == n.self.ID && tell(ctx, r.Node, r.Slots, v.Epoch) == nil {
+			if r.from == n.self.ID && !n.slow.Load() && tell(ctx, r.Node, r.Slots, v.Epoch) == nil {
 				filled = true
 			}
 		}

@@ -61,6 +61,7 @@ const (
 	kindTrust
 	kindBackups
 	kindBack
+	kindApart
 )
 
 // op is an operation on the state. apply returns the inode that is the result for the caller, if
@@ -170,6 +171,8 @@ type (
 		Epoch  dsm.Epoch
 	}
 
+	apartOp struct{ Links []dsm.Link } // see apart.go
+
 	// backOp is made by a node whose daemon was killed, and another has followed: see back.go.
 	backOp struct {
 		Node dsm.NodeID
@@ -230,6 +233,7 @@ var ops = map[opKind]struct {
 	kindTrust:          {"change the keys", trustOp{}, false},
 	kindBackups:        {"report on a backup", backupsOp{}, false},
 	kindBack:           {"resume", backOp{}, false},
+	kindApart:          {"links", apartOp{}, false},
 }
 
 var opKinds = func() map[reflect.Type]opKind {

@@ -17,11 +17,12 @@ func (s *state) reviewed(change func(v *dsm.View)) {
 	v.Epoch++
 	change(v)
 	s.remember(v)
+	v.Apart = linksIn(v, v.Apart)
 	if s.reserved.room(v) > roomNone {
 		balance(v)
 	}
 	s.place(v)
-	assign(v, func(slot dsm.Slot) int { return s.copiesOf(v, slot) }, s.reserved.roomForCopies(v))
+	assign(v, func(slot dsm.Slot) int { return s.copiesOf(v, slot) }, s.reserved)
 	s.view = v
 	s.effects.view = s.view
 }

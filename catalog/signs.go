@@ -49,10 +49,11 @@ type heard struct {
 	doomed bool          // it is being evicted
 	// shunned says that it is answered no more, so that its lease runs out: see apart.go.
 	shunned bool
-	// unreached are the members that it does not reach, as it has said last; apart those that it has not reached for apartAfter, and since
-	// when it has said so each time.
-	unreached []dsm.NodeID
+	// unreached are the members that it does not reach, as it has said last, apart those that it has not reached for apartAfter, and since when it has said so each time.
+	unreached map[dsm.NodeID]time.Duration
 	apart     map[dsm.NodeID]time.Duration
+	missed    []dsm.NodeID // of unreached, those that it still did not when they had given a sign of life since it said so first
+	said      bool         // which members it does not reach
 }
 
 // sinceBoot is a clock that goes on while the machine is suspended.
@@ -111,7 +112,7 @@ func (g *signs) startOver() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, h := range g.mu.heard {
-		h.at, h.unreached, h.apart = now, nil, nil
+		h.at, h.unreached, h.missed, h.apart, h.said = now, nil, nil, nil, false
 	}
 }
 
@@ -150,36 +151,35 @@ func (g *signs) blame(n dsm.NodeID, inc uint64, unreached, apart []dsm.NodeID) {
 	if h == nil || h.inc != inc {
 		return
 	}
-	known := func(m dsm.NodeID) bool { return g.mu.heard[m] != nil }
-	h.unreached = only(unreached, known)
-	before := h.apart
-	h.apart = nil
-	for _, m := range only(apart, known) {
-		if h.apart == nil {
-			h.apart = make(map[dsm.NodeID]time.Duration)
+	h.unreached, h.apart = g.sinceLocked(h.unreached, unreached, now), g.sinceLocked(h.apart, apart, now)
+	h.said, h.missed = true, nil
+	for m, since := range h.unreached {
+		if g.mu.heard[m].at > since {
+			h.missed = append(h.missed, m)
+		}
+	}
+}
+
+// sinceLocked returns since when those of the nodes that are known have been named, if before were until now.
+func (g *signs) sinceLocked(before map[dsm.NodeID]time.Duration, ids []dsm.NodeID, now time.Duration) map[dsm.NodeID]time.Duration {
+	named := make(map[dsm.NodeID]time.Duration, len(ids))
+	for _, m := range ids {
+		if g.mu.heard[m] == nil {
+			continue
 		}
 		since, ok := before[m]
 		if !ok {
 			since = now
 		}
-		h.apart[m] = since
+		named[m] = since
 	}
-}
-
-// only returns those of the nodes that are such.
-func only(ids []dsm.NodeID, are func(dsm.NodeID) bool) (kept []dsm.NodeID) {
-	for _, id := range ids {
-		if are(id) {
-			kept = append(kept, id)
-		}
-	}
-	return kept
+	return named
 }
 
 // cut returns the links between members that live which one end does not reach, and those of them which have been cut for apartAfter: both
 // have given a sign of life since one of them said so. A member that has died is not reached by anybody either, and is no reason to put
 // another out.
-func (g *signs) cut(fresh time.Duration) (cut, long []link) {
+func (g *signs) cut(fresh time.Duration) (cut, long []dsm.Link) {
 	now := g.clock()
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -187,13 +187,13 @@ func (g *signs) cut(fresh time.Duration) (cut, long []link) {
 		h := g.mu.heard[n]
 		return h != nil && !h.doomed && !h.shunned && h.at > since && now-h.at < fresh
 	}
-	add := func(to *[]link, a, b dsm.NodeID, since time.Duration) {
-		if l := (link{min(a, b), max(a, b)}); lives(a, since) && lives(b, since) && !slices.Contains(*to, l) {
+	add := func(to *[]dsm.Link, a, b dsm.NodeID, since time.Duration) {
+		if l := dsm.LinkOf(a, b); lives(a, since) && lives(b, since) && !slices.Contains(*to, l) {
 			*to = append(*to, l)
 		}
 	}
 	for a, h := range g.mu.heard {
-		for _, b := range h.unreached {
+		for b := range h.unreached {
 			add(&cut, a, b, 0)
 		}
 		for b, since := range h.apart {
@@ -201,6 +201,36 @@ func (g *signs) cut(fresh time.Duration) (cut, long []link) {
 		}
 	}
 	return cut, long
+}
+
+// links returns the links between members that do not work, if were did not. One is cut when a member does not reach another, which gives a sign of life, and then still
+// does not: one that has died gives none, and one that was stopped, or whose daemon another has followed, is reached when it goes on. It works when both members say so.
+func (g *signs) links(were []dsm.Link, fresh time.Duration) (are []dsm.Link) {
+	now := g.clock()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	live := func(n dsm.NodeID) bool {
+		h := g.mu.heard[n]
+		return h != nil && !h.doomed && !h.shunned && now-h.at < fresh
+	}
+	reaches := func(a, b dsm.NodeID) bool {
+		h := g.mu.heard[a]
+		_, misses := h.unreached[b]
+		return h.said && !misses
+	}
+	for _, l := range were {
+		if !live(l.A) || !live(l.B) || !reaches(l.A, l.B) || !reaches(l.B, l.A) {
+			are = append(are, l)
+		}
+	}
+	for a, h := range g.mu.heard {
+		for _, b := range h.missed {
+			if live(a) && live(b) {
+				are = append(are, dsm.LinkOf(a, b))
+			}
+		}
+	}
+	return are
 }
 
 // shun decides that a node is answered no more. It returns false if that was decided already.

@@ -26,6 +26,7 @@ type image struct {
 	Members  []dsm.Member
 	Trust    *dsm.Trust
 	Former   []dsm.Former
+	Apart    []dsm.Link
 	Slots    []dsm.SlotHome
 	Own      []dsm.OwnSlot
 	Inodes   []inodeImage
@@ -70,7 +71,7 @@ type resultImage struct {
 func (s *state) image() *image {
 	img := &image{
 		Format: imageFormat, Applied: s.applied, NextIno: s.nextIno,
-		Cluster: s.view.Cluster, Epoch: s.view.Epoch, Lease: s.view.Lease, Members: s.view.Members, Former: s.view.Former, Trust: s.view.Trust, Slots: s.view.Slots[:], Own: s.view.Own,
+		Cluster: s.view.Cluster, Epoch: s.view.Epoch, Lease: s.view.Lease, Members: s.view.Members, Former: s.view.Former, Apart: s.view.Apart, Trust: s.view.Trust, Slots: s.view.Slots[:], Own: s.view.Own,
 		Inodes: make([]inodeImage, 0, len(s.inodes)),
 	}
 	for _, ino := range sortedKeys(s.inodes) {
@@ -111,7 +112,7 @@ func restore(b []byte) (*state, error) {
 	}
 	s := newState()
 	s.applied, s.nextIno = img.Applied, img.NextIno
-	s.view = &dsm.View{Cluster: img.Cluster, Epoch: img.Epoch, Lease: img.Lease, Members: img.Members, Former: img.Former, Trust: img.Trust, Slots: [dsm.Slots]dsm.SlotHome(img.Slots)}
+	s.view = &dsm.View{Cluster: img.Cluster, Epoch: img.Epoch, Lease: img.Lease, Members: img.Members, Former: img.Former, Apart: img.Apart, Trust: img.Trust, Slots: [dsm.Slots]dsm.SlotHome(img.Slots)}
 	if !s.view.RestoreOwn(img.Own) {
 		return nil, errs.E(errs.Corrupt, "restore snapshot", "%d slots of single areas do not add up", len(img.Own))
 	}

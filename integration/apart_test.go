@@ -3,6 +3,7 @@ package integration
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -176,5 +177,153 @@ func cutLink(t *testing.T, oneWay bool) {
 	}
 	if stats, _ := report[row](t, out, "status")["stats"].(map[string]any); stats["joins_again_when"] != nil {
 		t.Errorf("a member says what it waits for: %v", stats["joins_again_when"])
+	}
+}
+
+// rewriter writes to each of some files in turn, at a place of its own, with an open, a sync and a close each time, and makes a new file in each round.
+type rewriter struct {
+	cl   *harness.Client
+	at   int64
+	mu   sync.Mutex
+	done int // rounds
+	errs []string
+	// tried was written to a file last, acked synced last.
+	tried, acked []int
+}
+
+// run goes on until stop is closed. What failed is tried again in the next round.
+func (w *rewriter) run(files []string, stop <-chan struct{}) {
+	w.tried, w.acked = make([]int, len(files)), make([]int, len(files))
+	for round := 1; ; round++ {
+		for i, f := range files {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			w.tried[i] = round
+			if err := w.write(f, "rw", round); err == nil {
+				w.acked[i] = round
+			}
+		}
+		_ = w.write(fmt.Sprintf("d/new-%d-%d", w.at, round), "rw,creat,excl", round) // it keeps the error
+		w.mu.Lock()
+		w.done = round
+		w.mu.Unlock()
+	}
+}
+
+func (w *rewriter) write(file, flags string, round int) (err error) {
+	defer func() {
+		if err != nil {
+			w.mu.Lock()
+			w.errs = append(w.errs, fmt.Sprintf("%s, round %d: %v", file, round, err))
+			w.mu.Unlock()
+		}
+	}()
+	fd, err := w.cl.Do("open %s %s", w.cl.Path(file), flags)
+	if err != nil {
+		return err
+	}
+	if _, err = w.cl.Do("pwrite %s %d %x", fd[0], w.at, fmt.Appendf(nil, "%08d", round)); err == nil {
+		_, err = w.cl.Do("fsync %s", fd[0])
+	}
+	if _, failed := w.cl.Do("close %s", fd[0]); err == nil {
+		err = failed
+	}
+	return err
+}
+
+// beyond waits until some rounds are over that begin now.
+func (w *rewriter) beyond(t *testing.T, rounds int) {
+	t.Helper()
+	first := -1
+	if !harness.Eventually(limit, func() bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if first < 0 {
+			first = w.done + 1 // the round under way does not count
+		}
+		return w.done >= first+rounds
+	}) {
+		t.Fatal("a program writes no more")
+	}
+}
+
+// TestCutLinkOfTwoHomes cuts the link of two nodes that both reach the leader, and each is the home of files of which the other has the only copy. The leader gets
+// copies before one of the two is put out. Programs of the two that stay wait, and see no error; nothing that was synced is lost.
+func TestCutLinkOfTwoHomes(t *testing.T) {
+	c := cluster(t, harness.Options{Nodes: 3, Network: harness.Namespaces})
+	all := clients(c)
+	lead := leader(t, c)
+	pair := slices.DeleteFunc(c.Nodes(), func(n *harness.Node) bool { return n == lead })
+	all[0].Must("mkdir %s", all[0].Path("d"))
+	all[0].SetXattr("d", "user.dsm.replicas", "2")
+	all[0].SetXattr("d", "user.dsm.placement", "spread")
+	var files []string
+	both := make(map[string]bool) // the homes of files that have a copy at the other one of the pair
+	for i := range 36 {
+		f := fmt.Sprintf("d/f%d", i)
+		files = append(files, f)
+		all[0].Open(f, "rw,creat,excl").Truncate(3 * page)
+		home, backups := backupsOf(t, c.Node(1), all[0], f, 2)
+		if home != lead.Name && backups[0] != lead.Name {
+			both[home] = true
+		}
+	}
+	if len(both) != 2 {
+		t.Fatalf("nothing is tested: only %v are homes of files with a copy at the other", both)
+	}
+	stop := make(chan struct{})
+	var running sync.WaitGroup
+	work := make(map[string]*rewriter)
+	for i, n := range c.Nodes() {
+		w := &rewriter{cl: n.Client(), at: int64(i) * page}
+		work[n.Name] = w
+		running.Go(func() { w.run(files, stop) })
+	}
+	for _, w := range work {
+		w.beyond(t, 1)
+	}
+
+	c.Partition(pair[:1], pair[1:])
+	out := func() *harness.Node {
+		rows := report[[]row](t, lead, "members")
+		for _, n := range pair {
+			if !slices.ContainsFunc(rows, func(m row) bool { return m.text("name") == n.Name && !strings.Contains(m.text("state"), "gone") }) {
+				return n
+			}
+		}
+		return nil
+	}
+	if !harness.Eventually(limit, func() bool { return out() != nil }) {
+		t.Fatal("two nodes do not reach each other, and none is put out")
+	}
+	gone := out()
+	t.Logf("%s leads, %s is put out", lead.Name, gone.Name)
+	for _, n := range c.Nodes() {
+		if n != gone {
+			work[n.Name].beyond(t, 2)
+		}
+	}
+	c.Heal()
+	member(t, lead, gone.Name)
+	for _, w := range work {
+		w.beyond(t, 1)
+	}
+	close(stop)
+	running.Wait()
+	for name, w := range work {
+		if name != gone.Name && len(w.errs) > 0 {
+			t.Errorf("a program of %s, which was not put out, saw %d errors: %s", name, len(w.errs), w.errs[0])
+		}
+		for i, f := range files {
+			for _, cl := range all {
+				text := string(cl.Open(f, "r").Read(w.at, 8))
+				if got, err := strconv.Atoi(text); err != nil || got < w.acked[i] || got > w.tried[i] {
+					t.Errorf("%s has synced %d to %s, and %q is read", name, w.acked[i], f, text)
+				}
+			}
+		}
 	}
 }

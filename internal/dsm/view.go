@@ -1,6 +1,7 @@
 package dsm
 
 import (
+	"cmp"
 	"iter"
 	"maps"
 	"slices"
@@ -72,6 +73,7 @@ type View struct {
 	Members []Member      // by ID
 	Trust   *Trust        // nil: the cluster does not encrypt
 	Former  []Former      // members that were gone, and may join again; nothing else is known of them any more; the latest last
+	Apart   []Link        // between members of which one does not reach the other, for all that the leader knows; in order: see Link.Compare
 	Slots   [Slots]SlotHome
 	Own     []OwnSlot // of areas that have a slot of their own: row i is that of slot Slots+i
 	placed  map[AreaID]Slot
@@ -104,6 +106,21 @@ func (v *View) Member(id NodeID) (Member, bool) {
 	}
 	return Member{}, false
 }
+
+// Link is one between two members.
+type Link struct{ A, B NodeID }
+
+// LinkOf returns the link of two members: A is the smaller id.
+func LinkOf(a, b NodeID) Link { return Link{min(a, b), max(a, b)} }
+
+// Has reports whether it is a link of the member.
+func (l Link) Has(n NodeID) bool { return l.A == n || l.B == n }
+
+// Compare orders links.
+func (l Link) Compare(o Link) int { return cmp.Or(cmp.Compare(l.A, o.A), cmp.Compare(l.B, o.B)) }
+
+// Reaches reports whether two members reach each other, for all that is known.
+func (v *View) Reaches(a, b NodeID) bool { return !slices.Contains(v.Apart, LinkOf(a, b)) }
 
 // Former is a member that was gone, and is forgotten.
 type Former struct {
