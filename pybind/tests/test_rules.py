@@ -85,7 +85,9 @@ save_file({**tensors, "seen": np.zeros(9, "?")}, sys.argv[1])
     program(save, nodes[0] / "m.safetensors", *(f"{n}={t}" for n, t in names.items()))
     with nodes[0].open("m.safetensors") as here, nodes[1].open("m.safetensors") as there:
         bring_in(here, there)
-        here.configure(merge=merge, interval=0)  # or what one has stored may be there before the other one stores
+        # On both: or one of them might publish at the interval what it has stored, before the other one does.
+        for area in (here, there):
+            area.configure(merge=merge, interval=0)
         for name in names:
             store(merge, here, there, name)
         here.tensors["seen"][3] = True
