@@ -306,7 +306,11 @@ func (c *Catalog) tellLinks(ctx context.Context, v *dsm.View, fresh time.Duratio
 		b, _ := v.Member(l.B)
 		pairs = append(pairs, a.Name+" "+b.Name)
 	}
-	c.log.Warn("others do not reach each other than before: backups are put where homes reach them", "pairs", pairs)
+	if len(pairs) == 0 {
+		c.log.Info("all members reach each other again")
+	} else {
+		c.log.Warn("members do not reach each other: backups go where their homes reach them", "pairs", pairs)
+	}
 	c.tasks.Go(func() {
 		defer r.tells.Store(false)
 		if _, err := c.propose(ctx, apartOp{links}); err != nil {

@@ -17,7 +17,7 @@ import (
 // forfeitsLocked reports whether what programs store is forfeit.
 func (a *Area) forfeitsLocked() bool {
 	lost := a.node.cfg.LocksLost
-	return lost != nil && a.comparesLocked() && a.mu.ino.Spec.Locks != dsm.LocksPlain && lost(a.id)
+	return lost != nil && a.mu.replica.subscribed && a.mu.ino.Spec.Forfeits() && lost(a.id)
 }
 
 // Forfeit takes back what programs have stored under locks that the cluster had dropped. It is called before LocksLost says that they have closed
@@ -33,12 +33,14 @@ func (a *Area) Forfeit() {
 
 // forfeitLocked takes back all stores that are not merged at a home.
 func (a *Area) forfeitLocked() {
+	any := false
 	for _, e := range a.busyExtentsLocked() {
 		x := a.mu.replica.extents[e]
 		if x.pub != nil && x.pub.round == (dsm.RoundID{}) {
 			a.takeBackLocked(e, x, x.pub)
 		}
 		pages := x.dirty.And(x.have)
+		any = any || !pages.Empty() || len(x.stash) > 0
 		for i := range pages.All() {
 			a.forfeitPageLocked(e, x, i)
 		}
@@ -54,7 +56,7 @@ func (a *Area) forfeitLocked() {
 		}
 		x.stash = nil
 	}
-	if a.mu.absence != nil {
+	if any { // else the log would be told of what was lost before once more
 		a.tellOfConflictsLocked("programs of this node have stored under locks that the cluster had dropped: that is not published")
 	}
 }

@@ -214,7 +214,7 @@ func (b *bridge) unlock(ctx context.Context, a *openArea, o locks.Owner) {
 		return
 	}
 	b.held.locking(dsm.Ino(a.id), locks.Lock{Owner: o, Last: locks.End})
-	if b.locksLost(a) != nil {
+	if b.forfeits(a) {
 		a.current().Forfeit() // when the owner has released what it believes to have, its stores are like any others
 	}
 	if err := b.cfg.Locks.Release(ctx, dsm.Ino(a.id), o); err != nil {

@@ -27,7 +27,7 @@ func (b *bridge) publishBy(ctx context.Context, a *openArea, how func(Area, cont
 	}
 	b.countSoon(a) // first, so that a store is published only when it is known to be counted or not
 	a.reached(stored)
-	if b.locksLost(a) != nil {
+	if b.forfeits(a) {
 		a.forfeited.Store(true)
 	}
 	return nil
@@ -49,19 +49,16 @@ func (b *bridge) sync(ctx context.Context, a *openArea, do func(context.Context)
 	}
 	b.countSoon(a) // first, so that a store is published only when it is known to be counted or not
 	a.reached(stored)
-	if b.locksLost(a) != nil {
+	if b.forfeits(a) {
 		a.forfeited.Store(false)
 		return errForfeited
 	}
 	return nil
 }
 
-// locksLost returns an error if the cluster has dropped locks of the file that programs here believe to have: what is stored is given up then.
-func (b *bridge) locksLost(a *openArea) error {
-	if b.cfg.Locks == nil || a.spec().Locks == dsm.LocksPlain {
-		return nil
-	}
-	return b.cfg.Locks.Dropped(dsm.Ino(a.id))
+// forfeits reports whether what is stored is given up: the cluster has dropped locks of the file that programs here believe to have.
+func (b *bridge) forfeits(a *openArea) bool {
+	return b.cfg.Locks != nil && b.cfg.Locks.Dropped(dsm.Ino(a.id)) && a.spec().Forfeits()
 }
 
 // acquire calls do, which acquires in the data plane, as sync does.

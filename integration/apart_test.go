@@ -56,16 +56,21 @@ func (p *publisher) wait() time.Duration {
 // beyond waits until more has been published than there was.
 func (p *publisher) beyond(t *testing.T) {
 	t.Helper()
-	first := -1
+	p.mu.Lock()
+	goal := p.stored + 1
+	p.mu.Unlock()
+	reaches(t, &p.mu, &p.acked, goal)
+}
+
+// reaches waits until a number that a program counts, under a lock, is as high as goal.
+func reaches(t *testing.T, mu *sync.Mutex, number *int, goal int) {
+	t.Helper()
 	if !harness.Eventually(limit, func() bool {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		if first < 0 {
-			first = p.stored
-		}
-		return p.acked > first
+		mu.Lock()
+		defer mu.Unlock()
+		return *number >= goal
 	}) {
-		t.Fatal("a program publishes no more")
+		t.Fatal("a program does not go on")
 	}
 }
 
@@ -237,17 +242,10 @@ func (w *rewriter) write(file, flags string, round int) (err error) {
 // beyond waits until some rounds are over that begin now.
 func (w *rewriter) beyond(t *testing.T, rounds int) {
 	t.Helper()
-	first := -1
-	if !harness.Eventually(limit, func() bool {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		if first < 0 {
-			first = w.done + 1 // the round under way does not count
-		}
-		return w.done >= first+rounds
-	}) {
-		t.Fatal("a program writes no more")
-	}
+	w.mu.Lock()
+	goal := w.done + 1 + rounds // the round under way does not count
+	w.mu.Unlock()
+	reaches(t, &w.mu, &w.done, goal)
 }
 
 // TestCutLinkOfTwoHomes cuts the link of two nodes that both reach the leader, and each is the home of files of which the other has the only copy. The leader gets

@@ -107,12 +107,12 @@ func TestDroppedUntilReleased(t *testing.T) {
 	a.must(2, lock(a.owner(1), Unlock, 0, End))
 	a.Evicted()
 	for _, owner := range []uint64{1, 2} {
-		if err := a.Dropped(1); !errs.Is(err, errs.Unavailable) || a.Dropped(2) != nil || a.Dropped(3) != nil {
-			t.Errorf("before owner %d has released its locks: %v, %v, %v", owner, err, a.Dropped(2), a.Dropped(3))
+		if !a.Dropped(1) || a.Dropped(2) || a.Dropped(3) {
+			t.Errorf("before owner %d has released its locks: %v, %v, %v", owner, a.Dropped(1), a.Dropped(2), a.Dropped(3))
 		}
 		a.must(1, lock(a.owner(owner), Unlock, 0, End))
 	}
-	if err := a.Dropped(1); err != nil {
-		t.Error("after that: ", err)
+	if a.Dropped(1) {
+		t.Error("it is dropped when all have released their locks")
 	}
 }

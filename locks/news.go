@@ -158,16 +158,14 @@ func (n *Node) Evicted() {
 	n.droppedLocked()
 }
 
-// Dropped returns an error if locks of the file were dropped, and programs that have not closed it believe to have them. What they store is not to be
+// Dropped reports whether locks of the file were dropped, and programs that have not closed it believe to have them. What they store is not to be
 // published: others may have had the locks since. It takes no lock.
-func (n *Node) Dropped(ino dsm.Ino) error {
+func (n *Node) Dropped(ino dsm.Ino) bool {
 	if n.drops.Load() == 0 {
-		return nil // nearly always
+		return false // nearly always
 	}
-	if _, dropped := n.dropped.Load(ino); dropped {
-		return errDropped
-	}
-	return nil
+	_, dropped := n.dropped.Load(ino)
+	return dropped
 }
 
 // markLocked records whether the locks of the file were dropped and programs do not know.

@@ -177,7 +177,7 @@ func (n *node) build(context.Context) error {
 		Self: n.self.ID, View: &n.cats, Sender: n.net, Log: n.log.With("part", "coherence"), Memory: int64(n.cfg.memory),
 		UnderWay: (withMargin(int64(n.cfg.memory)) - int64(n.cfg.memory)) / underWayPart, Taken: boundHeap(int64(n.cfg.memory)), Store: store,
 		First: n.cfg.held.firstNumber(), Unheld: n.unheld,
-		LocksLost: func(id dsm.AreaID) bool { return n.locks.Dropped(dsm.Ino(id)) != nil },
+		LocksLost: func(id dsm.AreaID) bool { return n.locks.Dropped(dsm.Ino(id)) },
 	})
 	pages.KeepIdle(int64(n.cfg.memory) / idlePart)
 	n.locks = locks.NewNode(locks.Config{Self: n.self.ID, Cluster: &n.cats, Log: n.log.With("part", "locks"), Patience: n.cfg.timeout,

@@ -255,6 +255,12 @@ func (s Spec) AppliesInSync() bool {
 	return s.Apply == ApplySync || s.Apply == ApplyAuto && s.Merge.Adds()
 }
 
+// Forfeits reports whether what programs have stored is given up when the cluster drops locks that they believe to have: the last store wins, in
+// a file whose locks are points where nodes meet.
+func (s Spec) Forfeits() bool {
+	return s.Merge == MergeLast && s.Mode != ModeVersioned && s.Locks != LocksPlain
+}
+
 // Every is how often what is stored is published without being asked for; 0: never. A version is made on request only.
 func (s Spec) Every() time.Duration {
 	if s.Mode == ModeVersioned {
