@@ -19,6 +19,9 @@ func (c *Cached) SetShared(on bool) {
 		return
 	}
 	c.shared = on
+	if on {
+		c.findResumed(0)
+	}
 	for _, e := range slices.Sorted(maps.Keys(c.extents)) {
 		x := c.extents[e]
 		for i := range x.given.All() {

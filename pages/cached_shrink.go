@@ -16,9 +16,7 @@ func (c *Cached) BeforeShrink(size int64) {
 		return // nobody can have stored to them
 	}
 	c.notCertain(size)
-	for e := dsm.ExtentOf(size); c.resumed > 0 && int(e) < dsm.Extents(c.resumed); e++ {
-		c.extent(e)
-	}
+	c.findResumed(size)
 	room := (shrinkLimit - c.CopyBytes()) / dsm.PageSize
 	c.pagesPast(size, func(x *cachedExtent, i, _ int) {
 		_, kept := c.given[x.page(i)]

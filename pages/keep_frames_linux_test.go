@@ -350,6 +350,28 @@ func TestKilledWhileAWriteIsTaken(t *testing.T) {
 	look("the g before is still there", 9, 6)
 }
 
+// TestAttachAfterAKill: the page cache may have any page as it was given by the daemon before. A program that attaches now does not store before that is
+// invalidated: then nobody would know what the page cache has.
+func TestAttachAfterAKill(t *testing.T) {
+	const size = (dsm.ExtentPages + 4) * dsm.PageSize
+	m, _, c := newHeldReplica(t, size)
+	c.Read((dsm.ExtentPages+1)*dsm.PageSize, make([]byte, dsm.PageSize))
+	_, _, c = nextDaemon(t, m, size, size)
+	c.SetShared(true)
+	if c.Writable() {
+		t.Fatal("a program may store at once")
+	}
+	for n, ok := c.NextNotice(); ok; n, ok = c.NextNotice() {
+		c.Done(n)
+	}
+	if !c.Writable() {
+		t.Error("a program may not store when everything is invalidated")
+	}
+	if p := c.Problem(); p != "" {
+		t.Error(p)
+	}
+}
+
 // TestFramesOfManyAreas: areas that have published take a page or two each for that, and no mappings: a process has only 65,530 of those.
 func TestFramesOfManyAreas(t *testing.T) {
 	const areas = 2000

@@ -265,6 +265,13 @@ func (c *Cached) extent(e dsm.ExtentIndex) *cachedExtent {
 	return x
 }
 
+// findResumed makes the ledgers of all extents, from the byte on, of which the page cache may have something since an earlier daemon.
+func (c *Cached) findResumed(from int64) {
+	for e := dsm.ExtentOf(from); c.resumed > 0 && int(e) < dsm.Extents(c.resumed); e++ {
+		c.extent(e)
+	}
+}
+
 // flightOf returns the flight of page p, which must be in flight.
 func (c *Cached) flightOf(p dsm.PageIndex) *flight {
 	e, i := p.Extent()
