@@ -2,11 +2,13 @@ package coherence
 
 import (
 	"slices"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/hold"
+	"github.com/dsmfs/dsmfs/internal/wire"
 	"github.com/dsmfs/dsmfs/pages"
 )
 
@@ -38,7 +40,7 @@ func (n *simNode) newDaemon() {
 	}
 	old := n.node
 	n.daemons++
-	n.config.Store, n.config.First = store, uint64(n.daemons)<<40
+	n.config.Store, n.config.First, n.config.Sender = store, uint64(n.daemons)<<40, &daemonSender{simNode: n}
 	n.node = New(n.config)
 	n.node.resize, n.node.closePatience = old.resize, old.closePatience
 	n.node.links.window, n.node.copyLinks.window = old.links.window, old.copyLinks.window
@@ -234,8 +236,29 @@ func (s *sim) other(n *simNode) *simNode {
 	}
 }
 
+// daemonSender is the Sender of one of the daemons of a node. Calls of its programs and timers may end after it was killed: they say nothing any more.
+type daemonSender struct {
+	*simNode
+	killed atomic.Bool
+}
+
+func (d *daemonSender) Send(to dsm.NodeID, m any, payload [][]byte, more bool) {
+	if !d.killed.Load() {
+		d.simNode.Send(to, m, payload, more)
+	}
+}
+
+func (d *daemonSender) SendShared(to dsm.NodeID, m any, payload *wire.Shared, more bool) {
+	if d.killed.Load() {
+		payload.Release()
+		return
+	}
+	d.simNode.SendShared(to, m, payload, more)
+}
+
 // isKilled ends a data plane as its process does: it says nothing to anybody, and what it keeps stays.
 func (n *Node) isKilled() {
+	n.cfg.Sender.(*daemonSender).killed.Store(true)
 	n.mu.Lock()
 	n.mu.closed = true
 	n.mu.Unlock()
