@@ -26,8 +26,11 @@ var (
 	keptBytes atomic.Int64 // what those take: a slab of a Keep takes no memory before it is used
 )
 
-// KeepIdle says how many bytes of frames the process may keep that nothing uses.
+// KeepIdle says how many bytes of frames the process may keep that nothing uses, and how many a Keep.
 func KeepIdle(bytes int64) { idleFewer.Store(int64(cap(idleSlabs)) - bytes/slabBytes) }
+
+// keepsIdle reports whether one more slab that nothing uses may be kept, besides n.
+func keepsIdle(n int) bool { return int64(n)+idleFewer.Load() < int64(cap(idleSlabs)) }
 
 // FrameBytes returns what all frames of the process take, used or not.
 func FrameBytes() int64 { return slabs.Load()*slabBytes + keptBytes.Load() }
@@ -63,12 +66,13 @@ type frame struct {
 // within its budget because growth is refused.
 func (f *frames) take() frame {
 	if len(f.open) == 0 {
-		s := &slab{free: make([]uint8, slabFrames)}
+		var s *slab
 		if f.kept != nil {
-			s.mem, s.at = f.kept.store.grabSlab()
+			s = f.kept.store.grabSlab()
 		} else {
-			s.mem = slabMemory()
+			s = &slab{mem: slabMemory()}
 		}
+		s.free = make([]uint8, slabFrames)
 		for i := range s.free {
 			s.free[i] = uint8(slabFrames - 1 - i)
 		}
@@ -150,7 +154,7 @@ func (f *frames) release(s *slab) {
 		f.kept.store.dropSlab(s)
 		return
 	}
-	if int64(len(idleSlabs))+idleFewer.Load() < int64(cap(idleSlabs)) {
+	if keepsIdle(len(idleSlabs)) {
 		select {
 		case idleSlabs <- s.mem:
 			return

@@ -59,24 +59,37 @@ const (
 func slabOffset(at int) int64 { return hold.FramesAt + int64(at)*slabBytes }
 
 // grabSlab returns a slab of the Keep. Like slabMemory, it does not return if there is none.
-func (s *Keep) grabSlab() (mem []byte, at int) {
+func (s *Keep) grabSlab() *slab {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if k := len(s.mu.idle); k > 0 {
+		x := s.mu.idle[k-1]
+		s.mu.idle = s.mu.idle[:k-1]
+		return x
+	}
 	at, err := s.mu.slabs.take()
+	var mem []byte
 	if err == nil {
 		mem, err = s.mem.Frames(int64(at)*slabBytes, slabBytes)
 	}
 	if err != nil {
 		panic(fmt.Sprintf("no memory for page frames: %v", err))
 	}
-	return mem, at
+	return &slab{mem: mem, at: at}
 }
 
-// dropSlab frees a slab, with what is in it.
+// dropSlab frees a slab, with what is in it. As with other slabs, the memory of some is kept: the next daemon, which finds nothing in them, frees it.
 func (s *Keep) dropSlab(x *slab) {
 	for i := range slabFrames {
 		s.tag(x, uint8(i)).Kind.Store(0)
 	}
+	s.mu.Lock()
+	if keepsIdle(len(s.mu.idle)) {
+		s.mu.idle = append(s.mu.idle, x)
+		s.mu.Unlock()
+		return
+	}
+	s.mu.Unlock()
 	keptBytes.Add(-int64(x.took) * dsm.PageSize)
 	if err := s.mem.Free(slabOffset(x.at), slabBytes); err != nil {
 		panic(fmt.Sprintf("freeing page frames: %v", err))

@@ -311,6 +311,34 @@ func TestDroppedAreaLeavesNoFrames(t *testing.T) {
 	}
 }
 
+// TestFramesOfAKeepGoBack: as TestFramesGoBack. What is kept is used again, and the next daemon frees it.
+func TestFramesOfAKeepGoBack(t *testing.T) {
+	defer KeepIdle(slabBytes * int64(cap(idleSlabs)))
+	KeepIdle(2 * slabBytes)
+	m, a, _ := newHeldReplica(t, dsm.PageSize)
+	before := FrameBytes()
+	f := frames{kept: a.kept}
+	for range 2 {
+		for range 10 * slabFrames {
+			x := f.take()
+			copy(x.mem, fill(1))
+			f.tag(x, frameGiven, 0, 0)
+		}
+		if got := FrameBytes() - before; got != 10*slabBytes {
+			t.Errorf("%d frames take %d bytes", 10*slabFrames, got)
+		}
+		f.close()
+		if got := FrameBytes() - before; got != 2*slabBytes {
+			t.Errorf("frames that nothing uses take %d bytes, want %d", got, 2*slabBytes)
+		}
+	}
+	taken := allocated(t, m)
+	newTestStore(t, m)
+	if got := taken - allocated(t, m); got != 2*slabBytes {
+		t.Errorf("the next daemon has freed %d bytes, want %d", got, 2*slabBytes)
+	}
+}
+
 // TestKilledWhileAWriteIsTaken: the next daemon has the working copy and what the page cache was given both as before the WRITE, which comes again, or both as after it.
 func TestKilledWhileAWriteIsTaken(t *testing.T) {
 	const size = 4 * dsm.PageSize

@@ -30,6 +30,7 @@ type Keep struct {
 	mu    struct {
 		lockrank.Mutex
 		records, slots, blocks, slabs numbers
+		idle                          []*slab // no area uses them, and they have their memory
 	}
 	left map[dsm.AreaID][]int // the slabs of areas that were not taken yet
 	// drafts are the records of drafts of such areas.

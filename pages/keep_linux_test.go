@@ -200,9 +200,17 @@ func TestStoreOutlivesTheDaemon(t *testing.T) {
 	for _, a := range areas {
 		must(a.Close())
 	}
-	var st unix.Stat_t
-	must(unix.Fstat(m.FD(), &st))
-	if most := int64(4 << 20); st.Blocks*512 > most {
-		t.Errorf("%d bytes are taken with no area left, more than %d", st.Blocks*512, most)
+	if got, most := allocated(t, m), int64(4<<20); got > most {
+		t.Errorf("%d bytes are taken with no area left, more than %d", got, most)
 	}
+}
+
+// allocated returns how much memory a held file takes.
+func allocated(t *testing.T, m *hold.Memory) int64 {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Fstat(m.FD(), &st); err != nil {
+		t.Fatal(err)
+	}
+	return st.Blocks * 512
 }
