@@ -71,7 +71,7 @@ type fakeArea struct {
 	// onSync is called by Sync, without mu.
 	onSync func()
 	lasts  int // calls of PublishLast
-	// stall, if not nil, is waited for by Sync and Publish, whose context is sent to stalled.
+	// stall, if not nil, is waited for by Sync, Publish and Acquire, whose context is sent to stalled.
 	stall   chan struct{}
 	stalled chan context.Context
 }
@@ -342,7 +342,10 @@ func (a *fakeArea) PublishLast(ctx context.Context) error {
 	return a.Publish(ctx)
 }
 
-func (a *fakeArea) Acquire(context.Context, bool) error {
+func (a *fakeArea) Acquire(ctx context.Context, _ bool) error {
+	if err := a.wait(ctx); err != nil {
+		return err
+	}
 	a.update(func() { a.acquires++ })
 	return nil
 }

@@ -151,8 +151,9 @@ func (b *bridge) setLock(r *request, in *fuse.LkIn, wait bool) fuse.Status {
 		h.locks(l.Owner)
 	}
 	acquire := func() error {
-		ctx, cancel := b.lasting()
+		ctx, cancel := b.lasting() // a wait for the lock may last for ever, this may not
 		defer cancel()
+		defer context.AfterFunc(r, cancel)()
 		return a.current().Acquire(ctx, h.write)
 	}
 	if a.spec().Locks == dsm.LocksPlain {
@@ -162,6 +163,8 @@ func (b *bridge) setLock(r *request, in *fuse.LkIn, wait bool) fuse.Status {
 	err := b.cfg.Locks.Set(r, ino, l, wait, acquire)
 	b.held.locked(in.Fh, ino, l.Owner)
 	switch {
+	case err != nil && r.interruptible && r.Err() != nil:
+		return fuse.EINTR
 	case err == nil && l.Type == locks.Write:
 		a.writeLocked.Store(true)
 		b.expectHarvest(a)

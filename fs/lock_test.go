@@ -78,11 +78,12 @@ func TestUnlockLooksForStoresToMappings(t *testing.T) {
 type lockNames struct {
 	*fakeNames
 	locks *locks.Node
+	later bool // it gets them later
 }
 
 func (n lockNames) Claim(ctx context.Context, ino dsm.Ino, write bool) (dsm.Inode, error) {
 	i, err := n.fakeNames.Claim(ctx, ino, write)
-	if err == nil && write {
+	if err == nil && write && !n.later {
 		n.locks.LocksChanged([]locks.Event{{What: locks.Delegated, Ino: ino, Node: 1, Term: 1}})
 	}
 	return i, err
@@ -97,11 +98,15 @@ func (noCommands) GrantedLocks(dsm.Ino) []locks.Lock { return nil }
 
 // lockable is a file that a program has open for writing, on a node that has its locks.
 func lockable(t *testing.T) (*bridge, *fakeAreas, *locks.Node, *openArea) {
+	return openLockable(t, false)
+}
+
+func openLockable(t *testing.T, later bool) (*bridge, *fakeAreas, *locks.Node, *openArea) {
 	names := newFakeNames()
 	node := locks.NewNode(locks.Config{Self: 1, Cluster: noCommands{}})
 	t.Cleanup(node.Close)
 	areas := newFakeAreas(names)
-	b := newBridge(Config{Names: lockNames{names, node}, Areas: areas, FaultTimeout: time.Minute, Locks: node, Log: slog.New(slog.DiscardHandler)})
+	b := newBridge(Config{Names: lockNames{names, node, later}, Areas: areas, FaultTimeout: time.Minute, Locks: node, Log: slog.New(slog.DiscardHandler)})
 	i, err := names.Create(t.Context(), dsm.RootIno, "f", dsm.Inode{Kind: dsm.KindFile, Perm: 0o600}, false)
 	if err != nil {
 		t.Fatal(err)
@@ -171,6 +176,35 @@ func TestSignalDuringUnlock(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestSignalDuringALock: a signal ends a call that waits for a lock also while the node brings what others have stored under it. Nothing is locked then.
+func TestSignalDuringALock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, areas, node, a := openLockable(t, true)
+		defer b.background.close()
+		defer b.releases.close()
+		defer b.opens.release(a, true)
+		node.LocksChanged([]locks.Event{{What: locks.Delegated, Ino: dsm.Ino(a.id), Node: 1, Term: 1}}) // others may have had locks since the open
+		area := areas.area(a.id)
+		area.update(func() { area.stall, area.stalled = make(chan struct{}), make(chan context.Context, 100) })
+		in := fuse.LkIn{InHeader: *headerOf(0), Fh: b.handles.add(newFileHandle(a, true)), Owner: 1, Lk: fuse.FileLock{Typ: syscall.F_WRLCK, End: locks.End}}
+		cancel, done := make(chan struct{}), make(chan fuse.Status, 1)
+		began := time.Now()
+		go func() { done <- b.SetLkw(cancel, &in) }()
+		<-area.stalled
+		close(cancel)
+		if st := <-done; st != fuse.EINTR {
+			t.Errorf("%v", st)
+		}
+		if time.Since(began) > 0 { // of the bubble
+			t.Errorf("the call went on for %v", time.Since(began))
+		}
+		area.update(func() { area.stall = nil })
+		if granted := node.Granted(dsm.Ino(a.id), node.Owner(1, false)); len(granted) > 0 {
+			t.Errorf("it has %v", granted)
+		}
+	})
 }
 
 // TestCloseForReading: a process closes a descriptor for reading, which releases its locks. What it has stored through another one is published before.

@@ -27,7 +27,7 @@ func openWAL(t *testing.T) *walFiles {
 	names := newFakeNames()
 	w := &walFiles{node: locks.NewNode(locks.Config{Self: 1, Cluster: noCommands{}}), areas: newFakeAreas(names)}
 	t.Cleanup(w.node.Close)
-	w.b = newBridge(Config{Names: lockNames{names, w.node}, Areas: w.areas, FaultTimeout: time.Minute, Locks: w.node, Log: slog.New(slog.DiscardHandler)})
+	w.b = newBridge(Config{Names: lockNames{names, w.node, false}, Areas: w.areas, FaultTimeout: time.Minute, Locks: w.node, Log: slog.New(slog.DiscardHandler)})
 	for suffix, a := range map[string]**openArea{"": &w.db, walSuffix: &w.log, walIndexSuffix: &w.index} {
 		i, err := names.Create(t.Context(), dsm.RootIno, "db"+suffix, dsm.Inode{Kind: dsm.KindFile, Perm: 0o600, Size: dsm.PageSize}, false)
 		if err != nil {
@@ -158,7 +158,7 @@ func TestWALIndexOutlivesTheDaemon(t *testing.T) {
 		book := bookOf{ino: ino, lock: w.b.walIndexes.lock(locks.Write), gone: make(chan locks.Lock, 10)}
 		node := locks.NewNode(locks.Config{Self: 1, Cluster: book, Resuming: true, Patience: time.Minute})
 		t.Cleanup(node.Close)
-		b := newBridge(Config{Names: lockNames{w.b.cfg.Names.(lockNames).fakeNames, node}, Areas: w.areas, FaultTimeout: time.Minute, Locks: node, Log: w.b.log})
+		b := newBridge(Config{Names: lockNames{w.b.cfg.Names.(lockNames).fakeNames, node, false}, Areas: w.areas, FaultTimeout: time.Minute, Locks: node, Log: w.b.log})
 		b.held.journal = mem.Files()
 		t.Cleanup(b.releases.close)
 		if err := b.held.resume(daemon, nil, nil); err != nil {
