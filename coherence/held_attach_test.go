@@ -168,6 +168,7 @@ func TestKilledWhileWhatIsPublishedEnds(t *testing.T) {
 			}
 		}()
 		a.mu.Lock()
+		defer a.mu.Unlock()
 		a.requestPublishLocked()
 		a.extentLocked(0).pub.snap = map[int][]byte{1: {}} // what looks at it panics
 		a.localLocked()

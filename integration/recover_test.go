@@ -29,6 +29,9 @@ func testRecover(t *testing.T, c *harness.Cluster) {
 	if res := left.CLI("cluster", "recover", "--force", left.Mount); res.Err == nil || !strings.Contains(res.Stderr, "works") {
 		t.Fatalf("a cluster that works was recovered: %+v", res)
 	}
+	l := newLocker(t, left)
+	l.do("ok", "op('"+here+"')")
+	l.do("ok", "posix(W, 0, 1)")
 	c.Node(1).Pause()
 	if _, err := all[1].Do("mkdir %s", all[1].Path("without")); err == nil {
 		t.Fatal("a directory was made without a voter")
@@ -61,6 +64,8 @@ func testRecover(t *testing.T, c *harness.Cluster) {
 		t.Error("a directory of before is gone")
 	}
 	m.Sync()
+	l.do("None", "os.fsync(files['f'])")
+	l.do("ok", "posix(W, 5, 1)") // its locks are still there, and what is stored under them counts
 	fresh := left.Client()
 	_, again := fresh.Attach(here, 4*page)
 	if got := string(again.Load(page, 11)); got != "unpublished" {

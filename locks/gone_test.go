@@ -96,3 +96,23 @@ func TestDroppedWhileAnotherWaits(t *testing.T) {
 	b.must(1, lock(b.owner(1), Unlock, 0, End))
 	b.free(1, lock(b.owner(2), Write, 0, 9))
 }
+
+// TestDroppedUntilReleased: a file whose locks were dropped is one until all owners have released what they believe to have. Files that nobody had locked just then are none.
+func TestDroppedUntilReleased(t *testing.T) {
+	c := newBench(t, 2)
+	a := c.members[0]
+	a.must(1, lock(a.owner(1), Write, 0, 9))
+	a.must(1, lock(a.owner(2), Read, 20, 29))
+	a.must(2, lock(a.owner(1), Write, 0, 9))
+	a.must(2, lock(a.owner(1), Unlock, 0, End))
+	a.Evicted()
+	for _, owner := range []uint64{1, 2} {
+		if err := a.Dropped(1); !errs.Is(err, errs.Unavailable) || a.Dropped(2) != nil || a.Dropped(3) != nil {
+			t.Errorf("before owner %d has released its locks: %v, %v, %v", owner, err, a.Dropped(2), a.Dropped(3))
+		}
+		a.must(1, lock(a.owner(owner), Unlock, 0, End))
+	}
+	if err := a.Dropped(1); err != nil {
+		t.Error("after that: ", err)
+	}
+}

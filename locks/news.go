@@ -161,6 +161,9 @@ func (n *Node) Evicted() {
 // Dropped returns an error if locks of the file were dropped, and programs that have not closed it believe to have them. What they store is not to be
 // published: others may have had the locks since. It takes no lock.
 func (n *Node) Dropped(ino dsm.Ino) error {
+	if n.drops.Load() == 0 {
+		return nil // nearly always
+	}
 	if _, dropped := n.dropped.Load(ino); dropped {
 		return errDropped
 	}
@@ -169,11 +172,17 @@ func (n *Node) Dropped(ino dsm.Ino) error {
 
 // markLocked records whether the locks of the file were dropped and programs do not know.
 func (n *Node) markLocked(ino dsm.Ino, f *file, dropped bool) {
-	if f.dropped = dropped; dropped {
+	switch {
+	case f.dropped == dropped:
+		return
+	case dropped:
 		n.dropped.Store(ino, struct{}{})
-	} else {
+		n.drops.Add(1)
+	default:
 		n.dropped.Delete(ino)
+		n.drops.Add(-1)
 	}
+	f.dropped = dropped
 }
 
 // droppedLocked records that all locks are gone. It also runs on a node that leaves, which has none.

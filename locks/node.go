@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -54,7 +55,8 @@ type Node struct {
 	end   context.CancelFunc
 	tasks sync.WaitGroup
 
-	dropped sync.Map // the files that are dropped, for who has not the lock
+	dropped sync.Map     // the files that are dropped, for who has not the lock
+	drops   atomic.Int64 // how many they are
 
 	mu struct {
 		lockrank.Mutex

@@ -61,9 +61,9 @@ type keeper struct {
 	device int
 	// program is that of the daemon, open so that it can be started again whatever becomes of its path. nil: it is that of the holder.
 	program *os.File
-	shelf   *hold.Shelf // what daemons have given it
-	daemon  int         // its end of the socket to the daemon; -1: there is none
-	served  chan struct{}
+	shelf   *hold.Shelf   // what daemons have given it
+	daemon  int           // its end of the socket to the daemon
+	served  chan struct{} // closed when nothing comes from there any more; nil: there is no socket
 	cmd     *exec.Cmd
 	dead    chan struct{} // closed when the daemon does nothing any more
 	ended   chan struct{} // closed when it has ended, with cmd.ProcessState set
@@ -85,7 +85,7 @@ func holdMount(c mountConfig, args []string, parent *reporter) error {
 	if args, err = c.forHeirs(args); err != nil {
 		return err
 	}
-	h := &keeper{c: c, args: args, mem: mem, device: device, shelf: hold.NewShelf(), daemon: -1}
+	h := &keeper{c: c, args: args, mem: mem, device: device, shelf: hold.NewShelf()}
 	if err := h.start("", parent); err != nil {
 		return err
 	}
@@ -187,13 +187,13 @@ func (h *keeper) talk() (*os.File, error) {
 
 // hush ends what talk has begun.
 func (h *keeper) hush() {
-	if h.daemon < 0 {
+	if h.served == nil {
 		return
 	}
 	_ = unix.Shutdown(h.daemon, unix.SHUT_RDWR) // ENOTCONN if the daemon has ended
 	<-h.served
 	_ = unix.Close(h.daemon)
-	h.daemon = -1
+	h.served = nil
 }
 
 // letGo closes what daemons have given the holder, of which none follows, and takes the socket away at which programs attach.

@@ -115,6 +115,7 @@ func (n *node) rejoin(ctx context.Context, v *dsm.View) bool {
 		g := &gate{n: n}
 		next, err := n.joinAgain(ctx, v, g)
 		if err == nil {
+			n.locks.Evicted() // first: what was stored under them is given up
 			n.take(ctx, g, next)
 			n.rejoins.why.Store(nil)
 			return true
@@ -152,7 +153,6 @@ const gatherLimit = 5 * time.Second
 
 // gather finds what programs have stored while this node was away: it is compared with what others have, before anything of it is published.
 func (n *node) gather(ctx context.Context) {
-	n.locks.Evicted() // what was stored under them is given up
 	ctx, cancel := context.WithTimeout(ctx, gatherLimit)
 	defer cancel()
 	if n.fs != nil {

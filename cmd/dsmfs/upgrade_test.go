@@ -118,7 +118,7 @@ func stopAndHang() {
 	device, err := os.Open(os.DevNull)
 	must(err)
 	must(os.Setenv(actVariable, "hang"))
-	h := &keeper{mem: mem, device: int(device.Fd())}
+	h := &keeper{mem: mem, device: int(device.Fd()), shelf: hold.NewShelf()}
 	must(h.start("", nil))
 	mem.Word(hold.Mounted).Store(1)
 	for !h.stop() {
