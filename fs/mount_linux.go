@@ -224,6 +224,9 @@ func (f *FS) AttrChanged(id dsm.AreaID) {
 	}
 }
 
+// FreePast frees memory of a memfd, in another process: see harvest.Freer.
+func (f *FS) FreePast(fd int, from int64) error { return f.b.freer.Free(fd, from) }
+
 // Miscounted implements PageCache.
 func (f *FS) Miscounted(id dsm.AreaID) {
 	if a := f.b.opens.find(id); a != nil && a.current() != nil {
@@ -305,6 +308,7 @@ func (f *FS) Unmount(ctx context.Context, force bool) error {
 	f.b.releases.close() // publishes what programs have just closed
 	f.b.end()
 	f.b.harvest.Stop()
+	f.b.freer.Stop()
 	f.b.background.close()
 	if f.attach != nil {
 		f.attach.EndGuard()

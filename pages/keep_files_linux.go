@@ -3,6 +3,7 @@ package pages
 import (
 	"errors"
 	"fmt"
+	"math"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -10,6 +11,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/hold"
+	"github.com/dsmfs/dsmfs/internal/uffd"
 )
 
 // A program that attaches must not get the file of the Keep, which has everything. So the working copy moves into a memfd of its own first, a HeldFile. The holder has that
@@ -254,16 +256,27 @@ func (c *areaCopy) adoptFile(number uint64, size int64) error {
 	if c.mem, err = mapFile(fd, max(size, 1)); err != nil {
 		return err
 	}
-	if err := c.zero(size, min(wholePages(size), c.len)); err != nil {
-		return err
-	}
 	if c.sealed {
-		if err := c.dropPast(size); err != nil {
-			return err
-		}
-	} else if err := unix.Ftruncate(fd, size); err != nil {
-		return os.NewSyscallError("ftruncate", err)
+		err = c.wipePast(size)
+	} else if err = c.zero(size, min(wholePages(size), c.len)); err == nil {
+		err = os.NewSyscallError("ftruncate", unix.Ftruncate(fd, size))
 	}
 	c.size, c.len = size, wholePages(size)
-	return nil
+	return err
+}
+
+// wipePast makes all bytes of a sealed memfd from an offset on read zero, of which there is no mapping: how long the copy was is not known any more.
+func (c *areaCopy) wipePast(size int64) error {
+	err := uffd.DataRuns(c.fd, size&^(dsm.PageSize-1), sealedLen(), func(from, to int64) error {
+		mem, err := unix.Mmap(c.fd, from, int(to-from), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		if err != nil {
+			return os.NewSyscallError("mmap", err)
+		}
+		clear(mem[max(size-from, 0):])
+		return unix.Munmap(mem)
+	})
+	if uffd.CannotCount(err) {
+		return c.free(size, math.MaxInt64)
+	}
+	return err
 }

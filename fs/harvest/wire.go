@@ -23,6 +23,8 @@ import (
 //	  |<-------------------- count32 (errno32)*|  of one
 //	  | close: 'C' count32 (ino64)* ---------->|  watches them no more
 //	  |<-------------------- count32 (errno32)*|
+//	  | free:  'F' count32 (fd64 off64 pid64)*>|  frees what a process has in a file from an offset on
+//	  |<-------------------- count32 (errno32)*|
 //	  | end of file -------------------------->|  closes all and exits
 //
 // A watch has no answer, so that a harvest that finds nothing wakes nobody. What
@@ -34,13 +36,14 @@ const (
 	opStat  = 'A'
 	opLook  = 'L'
 	opClose = 'C'
+	opFree  = 'F'
 
 	maxPath  = 4096    // PATH_MAX
 	maxBatch = 1 << 20 // areas in one request
 )
 
 // item is an area in a request: with a range in a sync, where n = 0 means up to the end, and with
-// an interval in a watch.
+// an interval in a watch. In a free, ino is a descriptor of the process n.
 type item struct{ ino, off, n, every uint64 }
 
 // request is one message of the daemon.
@@ -70,7 +73,7 @@ func (q request) append(p []byte) []byte {
 	for _, it := range q.items {
 		p = binary.BigEndian.AppendUint64(p, it.ino)
 		switch q.op {
-		case opSync:
+		case opSync, opFree:
 			p = binary.BigEndian.AppendUint64(p, it.off)
 			p = binary.BigEndian.AppendUint64(p, it.n)
 		case opWatch:
@@ -91,7 +94,7 @@ func readRequest(r io.Reader) (request, error) {
 	switch q.op {
 	case opHello, opLook:
 		size, most = 1, maxPath
-	case opSync:
+	case opSync, opFree:
 		size = 24
 	case opWatch:
 		size = 16
@@ -113,7 +116,7 @@ func readRequest(r io.Reader) (request, error) {
 	for ; len(body) > 0; body = body[size:] {
 		it := item{ino: binary.BigEndian.Uint64(body)}
 		switch q.op {
-		case opSync:
+		case opSync, opFree:
 			it.off, it.n = binary.BigEndian.Uint64(body[8:]), binary.BigEndian.Uint64(body[16:])
 		case opWatch:
 			if it.every = binary.BigEndian.Uint64(body[8:]); it.every > uint64(dsm.MaxInterval) {
