@@ -62,10 +62,10 @@ func (a *Area) punch(ctx context.Context, off, n int64) error {
 const punchLimit = 100 * time.Millisecond
 
 // freeZeroedLocked gives back the memory of pages that a publish of this node has made zero, as after a punch. While programs
-// may store into the working copy itself the pages keep it, and so do pages on demand: without memory they would count as missing.
+// may store into the working copy itself the pages keep it, or could, for they may have the file still, and have this wait. So do pages on demand: without memory they would count as missing.
 func (a *Area) freeZeroedLocked(e dsm.ExtentIndex, x *replicaExtent, set dsm.PageSet) {
 	set = set.And(x.have).Minus(x.dirty).And(a.withinLocked(e))
-	if set.Empty() || a.mu.replica.demand || a.sharedLocked() {
+	if set.Empty() || a.mu.replica.demand || a.sharedLocked() || a.mu.mem.Sealed() {
 		return
 	}
 	for i := range set.All() {

@@ -24,7 +24,7 @@ func (a *Area) Forget(e dsm.ExtentIndex) error {
 }
 
 // FreeZeroed frees the memory of pages of extent e that are zero in the working copy and in the base, and read
-// zero without it. The area is not one on demand.
+// zero without it. The area is not one on demand, nor Sealed.
 func (a *Area) FreeZeroed(e dsm.ExtentIndex, set dsm.PageSet) error {
 	for first, end := range set.Runs() {
 		from := int64(pageOfExtent(e, first)) * dsm.PageSize
