@@ -270,12 +270,23 @@ func (c *areaCopy) takes(p dsm.PageIndex) bool {
 	return c.nextData(p) == p
 }
 
-// nextData returns the first page from p on that takes memory, or p if the kernel cannot tell. It
+// nextData returns the first page from p on that takes memory, of a sealed memfd before the end, or p if the kernel cannot tell. It
 // never asks for the end of the data (SEEK_HOLE): the kernel would look at every page up to the next
 // hole, 20 ms for each GiB.
 func (c *areaCopy) nextData(p dsm.PageIndex) dsm.PageIndex {
 	if c.fd < 0 {
 		return c.nextTaken(p)
+	}
+	if c.sealed {
+		if at, ok, err := uffd.NextData(c.fd, int64(p)*dsm.PageSize, c.len); !uffd.CannotCount(err) {
+			switch {
+			case err != nil:
+				return p
+			case !ok:
+				return noPage
+			}
+			return dsm.PageIndex(at / dsm.PageSize)
+		}
 	}
 	off, err := unix.Seek(c.fd, int64(p)*dsm.PageSize, unix.SEEK_DATA)
 	switch {

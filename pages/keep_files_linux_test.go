@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"testing"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -413,4 +414,34 @@ func TestMovesWhileItChanges(t *testing.T) {
 		}
 		h.must(h.a.Close())
 	}
+}
+
+// TestFollowsWhileAProgramIsStuckInAWrite: a daemon is killed while a program is in write(2) to its memory, for as long as it likes. The next one takes the area over all the same.
+func TestFollowsWhileAProgramIsStuckInAWrite(t *testing.T) {
+	const size = 5*dsm.PageSize + 100
+	h := newHeldProgram(t, size)
+	f, err := h.a.OpenWorking(true)
+	h.must(err)
+	defer f.Close()
+	stuck := newStuckPage(t)
+	wrote := make(chan error, 1)
+	go func() {
+		_, err := unix.Pwrite(int(f.Fd()), unsafe.Slice((*byte)(stuck.mem), dsm.PageSize), 2*dsm.PageSize)
+		wrote <- os.NewSyscallError("pwrite", err)
+	}()
+	stuck.awaited()
+	h.mem[3*dsm.PageSize] = 99
+	h.next()
+	var stored []dsm.PageIndex
+	h.a.Stored(func(p dsm.PageIndex) { stored = append(stored, p) })
+	if h.a.Working(3)[0] != 99 || h.a.Base(3)[0] != 4 || len(stored) != 6 {
+		t.Errorf("%d in the working copy, %d in the base; pages %d are there", h.a.Working(3)[0], h.a.Base(3)[0], stored)
+	}
+	h.size = 2 * dsm.PageSize
+	h.next() // it is shorter by now
+	if h.mem[3*dsm.PageSize] != 0 || h.mem[5*dsm.PageSize] != 0 {
+		t.Error("what was cut off is there")
+	}
+	stuck.let()
+	h.must(<-wrote)
 }

@@ -28,6 +28,38 @@ func CountPages(fd int, from, to int64) (int64, error) {
 // CannotCount reports whether the error of CountPages is that the kernel has no cachestat(2), or does not let this process call it.
 func CannotCount(err error) bool { return errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) }
 
+// NextData returns the first page between two offsets of a memfd that takes memory. It looks twice as far each time, so that it costs no more than the hole before that page.
+func NextData(fd int, from, to int64) (at int64, ok bool, err error) {
+	size := int64(pageSize)
+	n := size
+	for {
+		if n = min(n, to-from); n <= 0 {
+			return 0, false, nil
+		}
+		k, err := CountPages(fd, from, from+n)
+		if err != nil {
+			return 0, false, err
+		}
+		if k > 0 {
+			break
+		}
+		from, n = from+n, 2*n
+	}
+	for n > size {
+		half := (n/size + 1) / 2 * size
+		k, err := CountPages(fd, from, from+half)
+		if err != nil {
+			return 0, false, err
+		}
+		if k > 0 {
+			n = half
+		} else {
+			from, n = from+half, n-half
+		}
+	}
+	return from, true, nil
+}
+
 // DataRuns calls f with each run of pages between two offsets of a memfd that take memory. It halves a range until all of it is there, or nothing.
 func DataRuns(fd int, from, to int64, f func(from, to int64) error) error {
 	size := int64(pageSize)

@@ -53,6 +53,10 @@ func TestDataRuns(t *testing.T) {
 				t.Fatalf("way %d: pages %d have data (%v), want %d", i, got, err, want)
 			}
 		}
+		at, ok, err := NextData(fd, from*size, to*size)
+		if err != nil || ok != (len(want) > 0) || ok && at != want[0]*size {
+			t.Fatalf("the first data is at %d (%v, %v), want pages %d", at, ok, err, want)
+		}
 		if err := holes(fd, from*size, to*size, func(a, b int64) error {
 			for ; a < b; a += size {
 				want = append(want, a/size)
