@@ -62,6 +62,11 @@ func (a *Area) openedLocked(write bool) error {
 	if err := a.growLocked(); err != nil {
 		return err
 	}
+	return a.openLocked(write)
+}
+
+// openLocked is openedLocked, also for an area that is short.
+func (a *Area) openLocked(write bool) error {
 	if err := a.refusalLocked(); write && err != nil {
 		return err
 	}

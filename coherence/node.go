@@ -98,7 +98,6 @@ type Node struct {
 	newMemory     func(id dsm.AreaID, size int64, demand bool) (*pages.Area, error) // tests make it fail
 	resize        func(mem interface{ Resize(size int64) error }, size int64) error // likewise
 	free          func(f func())                                                    // runs what frees memory past the end; tests do that later
-	freePast      func(fd int, from int64) error                                    // see PastFreer
 	closePatience time.Duration                                                     // see giveWhenClosed
 
 	warned atomic.Int64 // when a failure of these was last logged
@@ -118,7 +117,7 @@ func New(cfg Config) *Node {
 	if cfg.Linger == 0 {
 		cfg.Linger = DefaultLinger
 	}
-	n := &Node{cfg: cfg, newMemory: newMemory, resize: resize, free: func(f func()) { go f() }, freePast: pages.FreePast, closePatience: closePatience}
+	n := &Node{cfg: cfg, newMemory: newMemory, resize: resize, free: func(f func()) { go f() }, closePatience: closePatience}
 	if cfg.Store != nil {
 		n.newMemory = n.heldMemory
 	}
@@ -137,20 +136,11 @@ func New(cfg Config) *Node {
 
 // SetPageCache says who is told about changes of working copies. Before the call nobody is.
 func (n *Node) SetPageCache(c PageCache) {
-	if f, ok := c.(PastFreer); ok {
-		n.freePast = func(fd int, from int64) error {
-			err := f.FreePast(fd, from)
-			if err == nil || errs.Is(err, errs.Busy) || errs.Is(err, errs.Closed) {
-				return err
-			}
-			n.cfg.Log.Debug("memory is not freed by another process", "err", err)
-			return pages.FreePast(fd, from)
-		}
-	}
 	n.cache.Store(&c)
 	for _, a := range n.all() { // opened before, by a daemon that follows another, so nobody was told
 		c.AttrChanged(a.id)
 		c.Changed(a.id)
+		a.step(a.dropAllPastLocked)
 	}
 }
 

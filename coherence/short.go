@@ -59,7 +59,9 @@ func (a *Area) fallShortLocked(ino dsm.Inode, err error) {
 					return // it ended, and another has begun
 				}
 				s.timer = nil
-				s.pause = min(2*s.pause, shortRetryMost)
+				if !a.growingLocked() { // else nobody may tell when that is over: see takeBothLocked
+					s.pause = min(2*s.pause, shortRetryMost)
+				}
 				a.growLocked()
 			})
 		})
@@ -143,6 +145,9 @@ func (a *Area) Grown(ctx context.Context, off, n int64) error {
 // dropPastLocked has the memory freed that programs have past the end: what they have stored there, in memory that they have mapped since the area was
 // longer.
 func (a *Area) dropPastLocked(mem interface{ DropPast() pages.Drop }) {
+	if !a.node.freesPast() {
+		return
+	}
 	drop := mem.DropPast()
 	if drop == nil {
 		return
@@ -166,8 +171,28 @@ func (a *Area) dropPastLocked(mem interface{ DropPast() pages.Drop }) {
 	})
 }
 
+// freesPast reports whether memory past the end can be freed: a daemon that another one may follow has to have a process for it, and that comes with SetPageCache.
+func (n *Node) freesPast() bool { return n.cfg.Store == nil || n.cache.Load() != nil }
+
+// freePast frees memory of a memfd from an offset on.
+func (n *Node) freePast(fd int, from int64) error {
+	if c := n.cache.Load(); c != nil {
+		if f, ok := (*c).(PastFreer); ok {
+			err := f.FreePast(fd, from)
+			if err == nil || errs.Is(err, errs.Busy) || errs.Is(err, errs.Closed) {
+				return err
+			}
+			n.cfg.Log.Debug("memory is not freed by another process", "err", err)
+		}
+	}
+	return pages.FreePast(fd, from)
+}
+
 // dropAllPastLocked is dropPastLocked for the working copy and all drafts.
 func (a *Area) dropAllPastLocked() {
+	if a.mu.mem == nil {
+		return
+	}
 	a.dropPastLocked(a.mu.mem)
 	for _, d := range a.mu.drafts {
 		a.dropPastLocked(d.mem)

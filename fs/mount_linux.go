@@ -224,8 +224,22 @@ func (f *FS) AttrChanged(id dsm.AreaID) {
 	}
 }
 
-// FreePast frees memory of a memfd, in another process: see harvest.Freer.
-func (f *FS) FreePast(fd int, from int64) error { return f.b.freer.Free(fd, from) }
+// FreePast frees memory of a memfd, in another process: see harvest.Freer. If another daemon is to follow, nobody else may do it: it would not know.
+func (f *FS) FreePast(fd int, from int64) error {
+	m := f.b.cfg.Held
+	if m == nil {
+		return f.b.freer.Free(fd, from, harvest.Mark{})
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return os.NewSyscallError("fstat", err)
+	}
+	err := f.b.freer.Free(fd, from, harvest.Mark{FD: m.FD(), At: hold.FreeMark(st.Ino, from)})
+	if err != nil && !errs.Is(err, errs.Closed) {
+		return &errs.Error{Op: "free memory", Kind: errs.Busy, Err: err}
+	}
+	return err
+}
 
 // Miscounted implements PageCache.
 func (f *FS) Miscounted(id dsm.AreaID) {

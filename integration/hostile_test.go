@@ -4,11 +4,8 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"os"
 	"strings"
-	"sync"
 	"testing"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -193,44 +190,6 @@ func TestShrunkWhileAttached(t *testing.T) {
 	})
 }
 
-// stuckWrite has this process write(2) to a descriptor, from a page that is not there. It returns when the kernel waits for the page, and that is until
-// let is called, or the test ends.
-func stuckWrite(t *testing.T, fd int, off int64) (let func()) {
-	t.Helper()
-	uffd, _, errno := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC, 0, 0)
-	if errno != 0 {
-		t.Skipf("userfaultfd for faults of the kernel: %v", errno)
-	}
-	mem, err := unix.MmapPtr(-1, 0, nil, page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ioctl := func(request uintptr, arg unsafe.Pointer) {
-		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uffd, request, uintptr(arg)); errno != 0 {
-			t.Errorf("ioctl %#x: %v", request, errno)
-		}
-	}
-	at := uint64(uintptr(mem))
-	ioctl(0xc018aa3f, unsafe.Pointer(&[3]uint64{0xaa}))                      // UFFDIO_API
-	ioctl(0xc020aa00, unsafe.Pointer(&[4]uint64{at, page, 1 /* MISSING */})) // UFFDIO_REGISTER
-	wrote := make(chan error, 1)
-	go func() {
-		_, err := unix.Pwrite(fd, unsafe.Slice((*byte)(mem), page), off)
-		wrote <- os.NewSyscallError("pwrite", err)
-	}()
-	let = sync.OnceFunc(func() {
-		ioctl(0xc020aa04, unsafe.Pointer(&[4]uint64{at, page})) // UFFDIO_ZEROPAGE
-		if err := errors.Join(<-wrote, unix.Close(int(uffd)), unix.MunmapPtr(mem, page)); err != nil {
-			t.Error(err)
-		}
-	})
-	t.Cleanup(let)
-	if n, err := unix.Read(int(uffd), make([]byte, 32)); n != 32 || err != nil { // a struct uffd_msg
-		t.Fatalf("%d bytes: %v", n, err)
-	}
-	return let
-}
-
 // TestAttachedProgramIsStuckInAWrite: a program writes to the memory of its area from a page that does not come, and the kernel has what changes that file wait
 // for it. The area changes its size, names are made, and others publish, all the same; only for growth after a shrink the area of that node waits for the program.
 func TestAttachedProgramIsStuckInAWrite(t *testing.T) {
@@ -250,7 +209,7 @@ func TestAttachedProgramIsStuckInAWrite(t *testing.T) {
 			}
 		}
 		sync("sync")
-		let := stuckWrite(t, fd, 2*page)
+		let := harness.StuckWrite(t, fd, 2*page)
 		resize := func(size int64) {
 			t.Helper()
 			ok(t, "resize")(far.Call(harness.ResizeOp, uint64(size)))
@@ -311,7 +270,7 @@ func TestUnmountWhileAProgramIsStuckInAWrite(t *testing.T) {
 		for _, x := range []*harness.Attachment{a, far} {
 			ok(t, "sync")(x.Call(harness.SyncOp))
 		}
-		let := stuckWrite(t, memfd(t, a), 2*page)
+		let := harness.StuckWrite(t, memfd(t, a), 2*page)
 		ok(t, "resize")(far.Call(harness.ResizeOp, page))
 		if st := clients(c)[0].Stat("w"); st.Size != page {
 			t.Errorf("size %d", st.Size)

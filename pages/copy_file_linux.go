@@ -158,6 +158,11 @@ func (c *areaCopy) droppingPast() Drop {
 
 // dropsPast reports whether a droppingPast is under way.
 func (c *areaCopy) dropsPast() bool {
+	if c.left {
+		if _, c.left = c.leftFreeing(); c.left {
+			return true
+		}
+	}
 	select {
 	case <-c.dropping:
 		return false

@@ -45,6 +45,7 @@ type areaCopy struct {
 	// dropping is closed when what droppingPast returned last is over; nil: it is. It frees what is past droppingFrom.
 	dropping     chan struct{}
 	droppingFrom int64
+	left         bool // a process of an earlier daemon may be freeing what is past droppingFrom
 	// taken, for anonymous memory, has the pages that were returned for storing: all others are zero,
 	// and take no memory. Pages of different extents may be returned concurrently.
 	taken takenPages
@@ -231,7 +232,7 @@ func (c *areaCopy) closeLater() (free func() error) {
 	if c.piece.block != nil || c.slot != 0 {
 		mem, err = nil, c.unmap()
 	}
-	c.mem, c.fd, c.sealed, c.dropping, c.droppingFrom = nil, -1, false, nil, 0
+	c.mem, c.fd, c.sealed, c.dropping, c.droppingFrom, c.left = nil, -1, false, nil, 0, false
 	c.size, c.len, c.taken = 0, 0, takenPages{}
 	return func() error {
 		if mem != nil {

@@ -252,6 +252,9 @@ func (c *areaCopy) adoptFile(number uint64, size int64) error {
 	if st.Size < size { // programs were never told that it is as long
 		size = st.Size
 	}
+	if from, is := c.leftFreeing(); is {
+		size, c.droppingFrom, c.left = min(size, from), from, true
+	}
 	c.size, c.len = st.Size, wholePages(st.Size)
 	if c.mem, err = mapFile(fd, max(size, 1)); err != nil {
 		return err
@@ -263,6 +266,23 @@ func (c *areaCopy) adoptFile(number uint64, size int64) error {
 	}
 	c.size, c.len = size, wholePages(size)
 	return err
+}
+
+// leftFreeing reports whether a process of an earlier daemon is freeing what is past an offset: it waits for a program. If that cannot be found out, it may free all.
+func (c *areaCopy) leftFreeing() (from int64, is bool) {
+	st, err := c.stat()
+	if err == nil {
+		from, is, err = c.kept.store.mem.Freeing(st.Ino)
+	}
+	return from, is || err != nil
+}
+
+// longest returns how long the copy can be now.
+func (c *areaCopy) longest() int64 {
+	if c.left {
+		return c.droppingFrom
+	}
+	return dsm.MaxAreaSize
 }
 
 // wipePast makes all bytes of a sealed memfd from an offset on read zero, of which there is no mapping: how long the copy was is not known any more.

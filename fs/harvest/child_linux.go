@@ -168,7 +168,21 @@ func (c *worker) sync(it item) syscall.Errno {
 
 // free frees memory of a memfd of the daemon: see Freer.
 func free(it item) error {
-	fd, err := unix.Open(fmt.Sprintf("/proc/%d/fd/%d", it.n, it.ino), unix.O_RDWR|unix.O_CLOEXEC, 0)
+	open := func(fd uint64) (int, error) {
+		return unix.Open(fmt.Sprintf("/proc/%d/fd/%d", it.n, fd), unix.O_RDWR|unix.O_CLOEXEC, 0)
+	}
+	if it.lock != 0 { // first: if the daemon is killed after that, the memfd cannot be opened any more
+		lock, err := open(it.lock)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(lock)
+		l := unix.Flock_t{Type: unix.F_WRLCK, Start: int64(it.at), Len: 1}
+		if err := unix.FcntlFlock(uintptr(lock), unix.F_OFD_SETLK, &l); err != nil {
+			return err
+		}
+	}
+	fd, err := open(it.ino)
 	if err != nil {
 		return err
 	}

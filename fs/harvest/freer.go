@@ -14,7 +14,7 @@ import (
 
 // Freer frees memory of memfds of which programs have descriptors, in child processes of the kind that harvests. A program that is in write(2) to the memfd
 // has that wait for as long as it likes, in the kernel, where no signal reaches it; and a process with a thread that waits there cannot end. So a child that waits
-// is left to itself when the daemon ends.
+// is left to itself when the daemon ends. A daemon that follows must know of it: see Mark.
 //
 // There is one child, and another one for each call while all wait.
 type Freer struct {
@@ -39,13 +39,20 @@ func NewFreer(argv []string, log *slog.Logger) *Freer {
 	return f
 }
 
+// Mark is a byte of a file of this process, which the child has locked (F_OFD_SETLK) from before it opens the memfd until it is done, or has ended. A daemon that follows finds the lock. The zero
+// Mark is none.
+type Mark struct {
+	FD int
+	At int64
+}
+
 // Free frees what a memfd of this process has from an offset on.
-func (f *Freer) Free(fd int, from int64) error {
+func (f *Freer) Free(fd int, from int64, m Mark) error {
 	c, err := f.take()
 	if err != nil {
 		return err
 	}
-	results, err := c.free(item{ino: uint64(fd), off: uint64(from), n: uint64(os.Getpid())})
+	results, err := c.free(item{ino: uint64(fd), off: uint64(from), n: uint64(os.Getpid()), lock: uint64(m.FD), at: uint64(m.At)})
 	f.give(c, err == nil)
 	if err != nil {
 		return err

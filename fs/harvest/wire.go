@@ -23,7 +23,8 @@ import (
 //	  |<-------------------- count32 (errno32)*|  of one
 //	  | close: 'C' count32 (ino64)* ---------->|  watches them no more
 //	  |<-------------------- count32 (errno32)*|
-//	  | free:  'F' count32 (fd64 off64 pid64)*>|  frees what a process has in a file from an offset on
+//	  | free:  'F' count32 (fd64 off64 pid64   |  frees what a process has in a file from an offset on; while it does,
+//	  |         lock64 at64)* ---------------->|  it has a byte of another file of that process locked, unless lock is 0
 //	  |<-------------------- count32 (errno32)*|
 //	  | end of file -------------------------->|  closes all and exits
 //
@@ -43,8 +44,8 @@ const (
 )
 
 // item is an area in a request: with a range in a sync, where n = 0 means up to the end, and with
-// an interval in a watch. In a free, ino is a descriptor of the process n.
-type item struct{ ino, off, n, every uint64 }
+// an interval in a watch. In a free, ino is a descriptor of the process n, and lock another.
+type item struct{ ino, off, n, every, lock, at uint64 }
 
 // request is one message of the daemon.
 type request struct {
@@ -73,9 +74,13 @@ func (q request) append(p []byte) []byte {
 	for _, it := range q.items {
 		p = binary.BigEndian.AppendUint64(p, it.ino)
 		switch q.op {
-		case opSync, opFree:
+		case opSync:
 			p = binary.BigEndian.AppendUint64(p, it.off)
 			p = binary.BigEndian.AppendUint64(p, it.n)
+		case opFree:
+			for _, v := range []uint64{it.off, it.n, it.lock, it.at} {
+				p = binary.BigEndian.AppendUint64(p, v)
+			}
 		case opWatch:
 			p = binary.BigEndian.AppendUint64(p, it.every)
 		}
@@ -94,8 +99,10 @@ func readRequest(r io.Reader) (request, error) {
 	switch q.op {
 	case opHello, opLook:
 		size, most = 1, maxPath
-	case opSync, opFree:
+	case opSync:
 		size = 24
+	case opFree:
+		size = 40
 	case opWatch:
 		size = 16
 	case opClose, opStat:
@@ -118,6 +125,9 @@ func readRequest(r io.Reader) (request, error) {
 		switch q.op {
 		case opSync, opFree:
 			it.off, it.n = binary.BigEndian.Uint64(body[8:]), binary.BigEndian.Uint64(body[16:])
+			if q.op == opFree {
+				it.lock, it.at = binary.BigEndian.Uint64(body[24:]), binary.BigEndian.Uint64(body[32:])
+			}
 		case opWatch:
 			if it.every = binary.BigEndian.Uint64(body[8:]); it.every > uint64(dsm.MaxInterval) {
 				return q, fmt.Errorf("watch at an interval of %d ns: want at most %v", it.every, dsm.MaxInterval)
