@@ -250,6 +250,11 @@ func TestFollowsWhileMemoryIsFreed(t *testing.T) {
 	var at *Attachment
 	for range 2 {
 		mem[5]++
+		a.note(func() { // that daemon does nothing any more
+			if timer := a.mu.short.timer; timer != nil {
+				timer.Stop()
+			}
+		})
 		n := x.daemon()
 		a, err = n.Reopen(ctx, 1, false)
 		must(err)
