@@ -54,6 +54,7 @@ func (n *Node) resumeAmong(ctx context.Context) error {
 // Resumed says that what programs have open is open again.
 func (n *Node) Resumed() {
 	n.resuming.Store(false)
+	defer n.endLeftLater()
 	for _, a := range n.all() {
 		a.step(func() {
 			r := &a.mu.replica
@@ -88,6 +89,7 @@ func (a *Area) takeBothLocked(left pages.Left, least, uncertain int64) (mem *pag
 		return nil, nil, err
 	}
 	mem.SetDrops(&a.mu.drops)
+	mem.HasParts(false) // until parts are taken over
 	a.mu.mem, a.mu.cached = mem, pages.ResumeCached(mem, true, uncertain)
 	a.followedLocked()
 	mem.WorkingIsNewest()
@@ -111,6 +113,10 @@ func (a *Area) replicaOfLocked(sent []*pages.Sent, least int64) error {
 			continue
 		}
 		x := a.extentLocked(e)
+		if pub.round != (dsm.RoundID{}) {
+			a.partLeftLocked(e, x, pub)
+			continue
+		}
 		x.pub = pub
 		x.started++
 		pub.number = x.started
@@ -130,6 +136,7 @@ func (a *Area) replicaOfLocked(sent []*pages.Sent, least int64) error {
 	})
 	a.draftsLeftLocked()
 	a.resubscribeLocked(a.slotsLocked(0))
+	a.markAgainLocked()
 	return nil
 }
 
@@ -157,7 +164,7 @@ func (a *Area) kernelMayHaveLocked() {
 	}
 }
 
-// awaitAllHere waits until all of the area is in the working copy, and says so to the next daemon, before a program may store.
+// awaitAllHere waits until all of the area is in the working copy, and says so to the next daemon, before a program may store or accumulate.
 func (a *Area) awaitAllHere(ctx context.Context) error {
 	if a.node.cfg.Store == nil {
 		return nil
