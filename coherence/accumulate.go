@@ -26,6 +26,9 @@ func (a *Area) MayAccumulate(ctx context.Context, off, n int64) error {
 // up. The working copy does not change before the end of the round, and nothing has to be compared. The caller then calls Contribute. If
 // the round is given up, what was handed over is dropped. If only finite numbers are published others are left out, and FinishRound fails. errs.Invalid if the elements of the area do not add up, or p is not whole ones.
 func (a *Area) Accumulate(ctx context.Context, id dsm.RoundID, off, n int64, piece func(at, size int64) (*wire.Shared, error)) error {
+	if err := a.awaitAllHere(ctx); err != nil { // or the next daemon would not take over what is handed over
+		return err
+	}
 	for at := int64(0); at < n; {
 		size := min(n-at, dsm.ExtentSize-(off+at)%dsm.ExtentSize)
 		data, err := piece(at, size)
@@ -134,6 +137,7 @@ func (a *Area) sendGivenLocked(c *contribution, e dsm.ExtentIndex, pub *publicat
 	a.keepPartLocked(x, pub)
 	a.busyLocked(e, x)
 	a.contributesLocked(pub, +1)
+	a.keepPublicationLocked(e, pub)
 	if c.whole { // by another program of the node
 		a.markAgainLocked()
 	}

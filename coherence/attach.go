@@ -541,9 +541,5 @@ func (a *Area) mergeLocked(k merge.Kernel, x *replicaExtent, i int, base, incomi
 		k.Merge(p, base, a.mu.mem.Working(p), incoming, nil)
 		return
 	}
-	var in [2]bool
-	if x.pub != nil {
-		in = [2]bool{x.pub.pages.Has(i), x.pub.snap[i] != nil}
-	}
-	a.mu.mem.MergeShared(k, p, x.keptPublication(), in, base, incoming, next)
+	a.mu.mem.MergeShared(k, p, x.keptOf(i, true), base, incoming, next)
 }

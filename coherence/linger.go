@@ -50,7 +50,9 @@ func (a *Area) expire() {
 			a.lingerLocked()
 			return
 		}
-		a.abandonLocked()
+		if c := r.contribution; c == nil || !c.left { // else the program may just have ended because of the daemon that was killed
+			a.abandonLocked()
+		}
 		goal := a.requestPublishLocked()
 		waits := slices.ContainsFunc(a.busyExtentsLocked(), func(e dsm.ExtentIndex) bool { return len(a.extentLocked(e).stash) > 0 })
 		if waits || !a.reachedLocked(goal) || r.syncing > 0 || r.contribution != nil {

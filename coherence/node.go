@@ -51,6 +51,8 @@ type Config struct {
 	Taken func(bytes int64)
 	// Store, if not nil, keeps the areas for the daemon that follows this one: see held.go.
 	Store *pages.Keep
+	// RoundPatience is how long parts of a round stay that an earlier daemon has left, if nobody ends the round; 0 means DefaultRoundPatience.
+	RoundPatience time.Duration
 	// Unheld, if not nil, is told why no other daemon can follow this one.
 	Unheld func(why string)
 	// LocksLost, if not nil, reports whether programs of this node believe to have locks of the file that the cluster has dropped. It is called with the
@@ -84,6 +86,7 @@ type Node struct {
 		lockrank.Mutex
 		areas  map[dsm.AreaID]*Area
 		closed bool
+		left   *time.Timer // see endLeftLater
 	}
 	handovers handovers
 	links     links
@@ -260,6 +263,9 @@ func (n *Node) KeepPages() {
 func (n *Node) Close() {
 	n.mu.Lock()
 	n.mu.closed = true
+	if n.mu.left != nil {
+		n.mu.left.Stop()
+	}
 	n.mu.Unlock()
 	n.handovers.close()
 	n.room.ending.Store(true)

@@ -327,12 +327,11 @@ func (a *Area) sendUnsentLocked() {
 	}
 }
 
-// endPublicationLocked ends the publication of an extent that its home has not answered.
+// endPublicationLocked says that the home has answered the publication of an extent.
 func (a *Area) endPublicationLocked(x *replicaExtent) {
 	a.mu.replica.underWay -= x.pub.weight()
 	a.node.links.give(x.pub.home, a, x.pub.credit)
-	x.pub.kept.Drop()
-	x.pub.kept, x.pub = nil, nil
+	x.pub = nil
 }
 
 // replicaPublishAckLocked ends a publication. The base copy takes it over. If the home has refused it,

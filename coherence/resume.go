@@ -54,6 +54,7 @@ func (n *Node) resumeAmong(ctx context.Context) error {
 // Resumed says that what programs have open is open again.
 func (n *Node) Resumed() {
 	n.resuming.Store(false)
+	defer n.endLeftLater()
 	for _, a := range n.all() {
 		a.step(func() {
 			r := &a.mu.replica
@@ -93,6 +94,7 @@ func (a *Area) takeBothLocked(left pages.Left, least, uncertain int64) (mem *pag
 		a.fallShortLocked(now, errs.E(errs.Busy, "resume", "memory past the end is being freed, which waits for a program that is in write(2) to it"))
 	}
 	mem.SetDrops(&a.mu.drops)
+	mem.HasParts(false) // until parts are taken over
 	a.mu.mem, a.mu.cached = mem, pages.ResumeCached(mem, true, uncertain)
 	a.followedLocked()
 	mem.WorkingIsNewest()
@@ -116,6 +118,10 @@ func (a *Area) replicaOfLocked(sent []*pages.Sent, least int64) error {
 			continue
 		}
 		x := a.extentLocked(e)
+		if pub.round != (dsm.RoundID{}) {
+			a.partLeftLocked(e, x, pub)
+			continue
+		}
 		x.pub = pub
 		x.started++
 		pub.number = x.started
@@ -135,6 +141,7 @@ func (a *Area) replicaOfLocked(sent []*pages.Sent, least int64) error {
 	})
 	a.draftsLeftLocked()
 	a.resubscribeLocked(a.slotsLocked(0))
+	a.markAgainLocked()
 	return nil
 }
 
@@ -163,7 +170,7 @@ func (a *Area) kernelMayHaveLocked() {
 	}
 }
 
-// awaitAllHere waits until all of the area is in the working copy, and says so to the next daemon, before a program may store.
+// awaitAllHere waits until all of the area is in the working copy, and says so to the next daemon, before a program may store or accumulate.
 func (a *Area) awaitAllHere(ctx context.Context) error {
 	if a.node.cfg.Store == nil {
 		return nil

@@ -26,6 +26,7 @@ import (
 type contribution struct {
 	id      dsm.RoundID
 	whole   bool                    // Contribute was called: what is to be sent is known
+	left    bool                    // the daemon before made it: see round_left.go
 	gone    bool                    // it is taken back: what homes keep of it is published apart from the round
 	parts   int                     // publications of it that are not over
 	open    []dsm.ExtentIndex       // extents that may have parts which were not sent
@@ -86,9 +87,11 @@ func (a *Area) inRound(ctx context.Context, id dsm.RoundID, event func(c *contri
 			case c == nil:
 				c = a.contributionLocked(id)
 				event(c)
-			case c.id == id && !c.gone:
+			case c.id == id && !c.gone && !c.left:
 				event(c)
-			case c.gone || c.id.Before(id):
+			case c.mayEndWithout(id):
+				wait = true
+			case c.gone || c.left || c.id.Before(id):
 				a.abandonLocked()
 				wait = true
 			default:
@@ -305,6 +308,7 @@ func (a *Area) contributionChangedLocked(rules bool) {
 
 // markLocked sends Contributed to the homes that lack it, if all parts were sent. It reports whether it has.
 func (a *Area) markLocked() (sent bool) {
+	a.endLeftLocked()
 	r := &a.mu.replica
 	c := r.contribution
 	if c == nil || !c.due || !c.whole && !c.gone || !a.sealedLocked(c) {
@@ -451,8 +455,10 @@ func (a *Area) takeBackLocked(e dsm.ExtentIndex, x *replicaExtent, pub *publicat
 	stays := pub.stamp.Gen < a.mu.ino.Gen && c != nil && c.id == pub.round && !c.gone
 	if pub.given {
 		if stays && a.accumulatesLocked(a.mu.ino.Layout.DataOffset, 0) == nil {
+			pub.kept.Drop() // first: if the daemon is killed before the next line, it is dropped, but never counts twice
+			pub.kept = nil
 			a.giveAgainLocked(e, pub)
-		} else {
+		} else if c == nil || !c.left { // else the program has left the round
 			a.mu.replica.dropped[pub.round.Group] = pub.round
 		}
 		a.endUnmergedOneLocked(x, pub)
@@ -485,6 +491,8 @@ func (a *Area) endUnmergedOneLocked(x *replicaExtent, pub *publication) {
 		a.node.links.give(pub.home, a, pub.credit)
 		a.dropPartLocked(x, pub)
 	}
+	pub.kept.Drop()
+	pub.kept = nil
 	a.contributesLocked(pub, -1)
 }
 

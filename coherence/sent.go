@@ -12,7 +12,7 @@ import (
 )
 
 // A node that is held keeps what it publishes until the base copy has it. The next daemon sends it again under the same number, so the home knows whether it
-// has merged it.
+// has merged it. A part of a round is kept until it is merged, or taken back.
 
 // Words of the head of what is kept.
 const (
@@ -28,7 +28,11 @@ const (
 	sentSnaps  = sentZeroed + 4
 	sentIndex  = sentSnaps + 4
 	sentData   = sentIndex + 1
-	sentWords  = sentData + 1
+	sentGroup  = sentData + 1 // of the round; 0: it is no part
+	sentLife   = sentGroup + 1
+	sentRound  = sentLife + 1
+	sentGiven  = sentRound + 1
+	sentWords  = sentGiven + 1
 )
 
 // keepPublicationLocked keeps a publication, before it is sent.
@@ -52,6 +56,7 @@ func (a *Area) keepPublicationLocked(e dsm.ExtentIndex, pub *publication) {
 	copy(head[sentZeroed:], pub.zeroed[:])
 	copy(head[sentSnaps:], snaps[:])
 	head[sentIndex], head[sentData] = uint64(len(pub.delta.Index)), uint64(len(pub.delta.Data))
+	head[sentGroup], head[sentLife], head[sentRound], head[sentGiven] = uint64(pub.round.Group), pub.round.Generation, pub.round.Number, bit(pub.given)
 	pub.kept = a.mu.mem.KeepSent(e, uint64(pub.seq), pub.pages, snaps, head, append(body, []byte(l.Parts))...)
 }
 
@@ -85,7 +90,8 @@ func (a *Area) publicationLocked(s *pages.Sent, least int64) (*publication, erro
 	}
 	pub := &publication{
 		seq: dsm.Seq(s.Number()), stamp: a.stampLocked(), pages: s.Pages(), sent: set(sentAll), zeroed: set(sentZeroed), kernel: kernel,
-		recount: s.Head(sentRecount) != 0, limit: int(s.Head(sentLimit)), kept: s,
+		recount: s.Head(sentRecount) != 0, limit: int(s.Head(sentLimit)), kept: s, given: s.Head(sentGiven) != 0,
+		round: dsm.RoundID{Group: dsm.AreaID(s.Head(sentGroup)), Generation: s.Head(sentLife), Number: s.Head(sentRound)},
 	}
 	pub.stamp.Gen = dsm.Generation(s.Head(sentGen))
 	pub.data = wire.Share(int(data))
@@ -113,25 +119,33 @@ func (a *Area) mergesLocked(e dsm.ExtentIndex, x *replicaExtent, i int) (done fu
 	if a.node.cfg.Store == nil {
 		return func() {}
 	}
-	s := x.keptPublication()
-	a.mu.mem.BeginMerge(page(e, i), s)
+	a.mu.mem.BeginMerge(page(e, i), x.keptOf(i, false))
 	return func() {
-		if s != nil && !x.pub.pages.Has(i) {
-			s.Merged(i)
-		}
-		if s != nil && x.pub.snap[i] == nil {
-			s.Without(i)
+		for pub := range x.publications() {
+			if !pub.pages.Has(i) {
+				pub.kept.Merged(i)
+			}
+			if pub.snap[i] == nil {
+				pub.kept.Without(i)
+			}
 		}
 		a.mu.mem.EndMerge()
 	}
 }
 
-// keptPublication returns what the next daemon has of the publication, nil if it has nothing.
-func (x *replicaExtent) keptPublication() *pages.Sent {
-	if x.pub == nil {
-		return nil
+// keptOf returns what the next daemon has of the publications of page i. after: as it is when the change is done that was begun.
+func (x *replicaExtent) keptOf(i int, after bool) (list []pages.SentOf) {
+	for pub := range x.publications() {
+		is := pub.kept.Of(i)
+		if !is.Lacks && !is.Besides {
+			continue
+		}
+		if after {
+			is.Lacks, is.Besides = pub.pages.Has(i), pub.snap[i] != nil
+		}
+		list = append(list, is)
 	}
-	return x.pub.kept
+	return list
 }
 
 // ridesLocked reports whether the base copy may follow the home while that merges. If the daemon is killed meanwhile, some of the elements are merged already: with the rule

@@ -232,7 +232,7 @@ func (s *sim) calm(left ...string) {
 			continue
 		}
 		s.check()
-		if s.syncsForAReader() {
+		if s.syncsForAReader() || s.endsLeft != nil && s.endsLeft() {
 			waited = 0
 			continue
 		}

@@ -35,6 +35,8 @@ type sim struct {
 	onShrink func(n *simNode, size int64)
 	unaware  bool // kernels are told of sizes some time after their node
 	queues   bool // READs may wait in the queues of the kernels
+	// endsLeft, if not nil, takes back what nobody ends any more of rounds, which nodes do by themselves after a while.
+	endsLeft func() bool
 	// outlive says that programs attach to nodes that are held.
 	outlive bool
 	// careful says that programs load, and store back later; a node has one that stores to the page cache, or attached ones.
@@ -106,6 +108,8 @@ type simNode struct {
 	entering *request // an open under way
 	faulting map[dsm.PageIndex]bool
 	rounds   int           // how often it has contributed to one
+	giving   bool          // a program is handing something over for a round
+	dying    bool          // its daemon is about to be killed
 	closes   int           // how often its last program has closed the area
 	drafted  int           // how often a program has stored to memory of its own: see findBest
 	given    map[int64]int // stores of each byte that were delivered: see seen

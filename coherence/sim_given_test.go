@@ -17,8 +17,11 @@ type gift struct {
 
 // give hands something over for the next round. It reports whether it has.
 func (r *simRun) give(n *simNode, m *simMember) bool {
+	if r.kind.ino.Layout.DType.Size() != 4 {
+		return false
+	}
 	p, id := r.aHot(), r.group.id()
-	if c := n.area.mu.replica.contribution; c != nil && c.id != id { // the call may wait for its end, and the round be another one then
+	if c := n.area.mu.replica.contribution; c != nil && (c.id != id || c.left) { // the call may wait for its end, and the round be another one then
 		return false
 	}
 	var one [4]byte
@@ -27,10 +30,12 @@ func (r *simRun) give(n *simNode, m *simMember) bool {
 	}
 	g := &gift{node: n.i, page: p}
 	r.group.gifts = append(r.group.gifts, g)
+	n.giving = true
 	n.ask("accumulate", func(ctx context.Context) error {
 		return accumulate(ctx, n.area, id, int64(p)*dsm.PageSize+givenAt(n.i), one[:])
 	}, func(err error) {
-		if err == nil {
+		n.giving = false
+		if err == nil && !n.dying && id == r.group.id() {
 			m.gifts = append(m.gifts, g)
 		}
 	})

@@ -68,6 +68,53 @@ func (r *simRun) restartOn() {
 	}
 }
 
+// endLeftOn has what nobody ends any more of rounds be taken back at times.
+func (r *simRun) endLeftOn() {
+	if r.kind.restarts && r.kind.rounds && r.rng.IntN(40) == 0 {
+		r.endLeft(r.aNode())
+	}
+}
+
+// endsLeft has it be taken back at all nodes. It reports whether there was any.
+func (r *simRun) endsLeft() (any bool) {
+	for _, n := range r.programNodes() {
+		any = r.endLeft(n) || any
+	}
+	return any
+}
+
+func (r *simRun) endLeft(n *simNode) bool {
+	if n.area == nil {
+		return false
+	}
+	g := &r.group
+	n.area.mu.Lock()
+	c := n.area.mu.replica.contribution
+	ends := c != nil && c.left && !c.gone && (c.id != g.id() || g.list == nil || !slices.Contains(g.list, n.id))
+	n.area.mu.Unlock()
+	if ends {
+		n.node.endLeft()
+	}
+	return ends
+}
+
+// memberIsGone takes a member out of its group, whose daemon was killed. What it had contributed is in the round if the others end it with that.
+func (r *simRun) memberIsGone(n *simNode) {
+	g := &r.group
+	if g.members == nil {
+		return
+	}
+	m := &g.members[n.i]
+	switch {
+	case slices.Contains(g.list, n.id):
+		m.state = roundOver
+	case g.list == nil && r.rng.IntN(2) == 0: // it joins again, while the round is not over
+		*m = simMember{}
+	default:
+		*m = simMember{state: roundOver}
+	}
+}
+
 // goesBack takes a node out of the rows, whose daemon was killed. It returns false if somebody has nothing but there.
 func (s *sim) goesBack(v *dsm.View, n *simNode) bool {
 	for _, row := range v.Rows() {
@@ -96,18 +143,26 @@ func (s *sim) goesBack(v *dsm.View, n *simNode) bool {
 // restart kills the daemon of a node, and starts another.
 func (r *simRun) restart(n *simNode) {
 	for _, q := range r.requests {
+		if q.n == n && q.firm {
+			return // the kernel would ask again
+		}
+	}
+	n.dying = true
+	for _, q := range r.requests {
 		if q.n == n {
-			if q.firm {
-				return // the kernel would ask again
-			}
 			q.giveUp()
 		}
 	}
 	r.rest()
+	n.dying = false
 	v := r.lastView().Clone()
 	if v.Epoch++; n.outstanding() > 0 || !r.goesBack(v, n) {
+		if g := &r.group; g.members != nil {
+			n.giveUpRound(g, &g.members[n.i])
+		}
 		return
 	}
+	r.memberIsGone(n)
 	r.restarts++
 	reader, writer := n.reader, n.writer
 	n.node.isKilled()
@@ -293,6 +348,12 @@ var restartCases = []simCase{
 	{name: "auto-restart", ino: dsm.Inode{Size: simSize}, restarts: true, auto: true, rules: bytesRule, store: storeBytes, check: checkBytes},
 	{name: "sum-restart", ino: sumOf(dsm.DTypeI32, dsm.ApplyAuto), restarts: true, tally: intTally, rules: addsRule, store: addOnes, check: checkOnes},
 	{name: "float-restart", ino: sumOf(dsm.DTypeF64, dsm.ApplyAuto), restarts: true, tally: floatTally, rules: addsRule, store: addOnes, check: checkOnes},
+	{name: "round-restart", ino: sumOf(dsm.DTypeI32, dsm.ApplyAuto), restarts: true, rounds: true, tally: intTally, rules: applyRule, store: addOnes, check: checkOnes},
+	{name: "round-alone-restart", ino: sumOf(dsm.DTypeI32, dsm.ApplyAuto), restarts: true, alone: true, rounds: true, tally: intTally, rules: applyRule, store: addOnes, check: checkOnes},
+	{name: "round-float-restart", ino: sumOf(dsm.DTypeF64, dsm.ApplyAuto), restarts: true, rounds: true, tally: floatTally, rules: applyRule, store: addOnes, check: checkOnes},
+	{name: "round-last-restart", ino: dsm.Inode{Size: simSize}, restarts: true, rounds: true, rules: bytesRule, store: storeBytes, check: checkBytes},
+	{name: "round-sync-attached-restart", ino: sumOf(dsm.DTypeI32, dsm.ApplySync), restarts: true, rounds: true, attaches: true, tally: intTally, rules: func(*simRun, *dsm.Inode) {}, store: addOnes, check: checkOnes},
+	{name: "round-shared-attached-restart", ino: sumOf(dsm.DTypeI32, dsm.ApplyArrival), restarts: true, rounds: true, attaches: true, tally: intTally, rules: func(*simRun, *dsm.Inode) {}, store: addOnes, check: checkOnes},
 	{name: "last-attached-restart", ino: dsm.Inode{Size: simSize, Spec: dsm.Spec{Apply: dsm.ApplyArrival}}, restarts: true, attaches: true, rules: heldRule, store: storeBytes, check: checkBytes},
 	{name: "auto-attached-restart", ino: dsm.Inode{Size: simSize}, restarts: true, attaches: true, auto: true, rules: heldRule, store: storeBytes, check: checkBytes},
 	{name: "sync-attached-restart", ino: dsm.Inode{Size: simSize, Spec: dsm.Spec{Apply: dsm.ApplySync}}, restarts: true, attaches: true, rules: heldRule, store: storeBytes, check: checkBytes},

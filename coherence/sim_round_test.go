@@ -10,6 +10,7 @@ import (
 // simGroup is a group of programs, one on each node, that puts what they store together in rounds. It does what the coordinator of a
 // group does, without messages: it says when all have contributed, and who is missing.
 type simGroup struct {
+	life    uint64
 	number  uint64
 	members []simMember // by node
 	list    []dsm.NodeID
@@ -37,7 +38,9 @@ const (
 	roundOver
 )
 
-func (g *simGroup) id() dsm.RoundID { return dsm.RoundID{Group: 99, Generation: 1, Number: g.number} }
+func (g *simGroup) id() dsm.RoundID {
+	return dsm.RoundID{Group: 99, Generation: g.life, Number: g.number}
+}
 
 // inRound reports whether what the node has contributed may still be apart.
 func (n *simNode) inRound() bool {
@@ -66,13 +69,17 @@ func (n *simNode) acks() func() {
 func (r *simRun) round(n *simNode) {
 	g := &r.group
 	if g.members == nil {
-		g.number, g.members = 1, make([]simMember, len(r.nodes))
+		g.life, g.number, g.members = 1, 1, make([]simMember, len(r.nodes))
+	}
+	if n.area == nil { // no daemon is there
+		return
 	}
 	m := &g.members[n.i]
 	if m.state == roundIdle && len(m.gifts) == 0 {
 		m.closes = n.closes
 	}
 	switch {
+	case n.giving:
 	case m.closes != n.closes && (m.state == roundIdle || m.state == roundContributed): // what is closed is taken back after a while
 		n.giveUpRound(g, m)
 	case m.state == roundIdle && g.list == nil && n.isOpen() && n.outstanding() < mostAsked:
@@ -83,6 +90,10 @@ func (r *simRun) round(n *simNode) {
 		r.beginEnd(r.rng.IntN(12) == 0)
 	case m.state == roundContributed:
 		n.finishRound(r, m)
+	}
+	if g.list == nil && !slices.ContainsFunc(r.programNodes(), func(n *simNode) bool { return g.members[n.i].state != roundOver }) { // nobody is left
+		g.life, g.number = g.life+1, 1
+		clear(g.members)
 	}
 	if g.list != nil && !slices.ContainsFunc(g.list, func(id dsm.NodeID) bool { return g.members[id-1].state != roundOver }) {
 		g.number++
@@ -101,6 +112,7 @@ func (n *simNode) contribute(r *simRun, m *simMember) {
 	*m = simMember{state: roundContributing, mine: n.delivered(), gifts: m.gifts, closes: m.closes}
 	m.call = n.ask("contribute", func(ctx context.Context) error { return n.area.Contribute(ctx, id) }, func(err error) {
 		switch {
+		case n.dying:
 		case id != r.group.id() || r.group.list != nil: // it was declared missing
 			n.area.AbandonRound(id)
 			*m = simMember{state: roundOver}
@@ -170,6 +182,9 @@ func (n *simNode) finishRound(r *simRun, m *simMember) {
 			prog.syncing--
 		}
 		m.state = roundOver
+		if n.dying {
+			return
+		}
 		if err != nil {
 			m.void = true
 			n.area.AbandonRound(id)

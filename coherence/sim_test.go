@@ -127,6 +127,7 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 	r.withBackups(copies, draw.IntN(2) == 0)
 	if c.restarts {
 		r.holdAll()
+		r.sim.endsLeft = r.endsLeft
 	}
 	for i, n := range r.programNodes() {
 		if r.rng.IntN(2) == 0 {
@@ -152,6 +153,7 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 		r.awayOn()
 		r.scrubOn()
 		r.restartOn()
+		r.endLeftOn()
 		r.rest()
 		r.check()
 		r.checkVersions()

@@ -102,7 +102,9 @@ func (a *Area) takeBackVoidLocked(m *wire.Push, x *replicaExtent) {
 func (a *Area) overtakeLocked(x *replicaExtent, pub *publication) {
 	for _, part := range x.parts {
 		a.mu.replica.partBytes -= int64(cap(part.data.Bytes))
-		overtake(part.kernel, &part.delta, &part.data, pub.kernel, &pub.delta)
+		if overtake(part.kernel, &part.delta, &part.data, pub.kernel, &pub.delta) {
+			part.kept.SetBody(len(part.delta.Index), part.delta.Data) // if the daemon is killed meanwhile, the next one does it again: pub is kept still
+		}
 		a.mu.replica.partBytes += int64(cap(part.data.Bytes))
 	}
 }

@@ -206,6 +206,7 @@ func TestKilledDuringASharedMerge(t *testing.T) {
 				}
 			}
 			program[9], program[4000] = 77, 78
+			part := h.a.KeepSent(0, 41, dsm.Range(p, p+1), dsm.PageSet{}, nil, []byte("part"))
 			s := h.a.KeepSent(0, 42, dsm.Range(p, p+1), dsm.Range(p, p+1), nil, []byte("body"))
 			steps := 0
 			step := func() {
@@ -220,9 +221,9 @@ func TestKilledDuringASharedMerge(t *testing.T) {
 					}
 				}()
 				step()
-				h.a.BeginMerge(p, s)
+				h.a.BeginMerge(p, []SentOf{s.Of(p), part.Of(p)})
 				step()
-				note := h.a.noteShared(p, s, [2]bool{true, false}, mine, coming, after)
+				note := h.a.noteShared(p, []SentOf{{s, true, false}, {part, false, false}}, mine, coming, after)
 				step()
 				half := append(append([]byte(nil), coming[:3000]...), mine[3000:]...)
 				k.MergeNoted(note, p, mine, h.a.Working(p), half)
@@ -237,6 +238,7 @@ func TestKilledDuringASharedMerge(t *testing.T) {
 				step()
 				h.a.SetBase(p, after)
 				step()
+				part.Merged(p)
 				s.Without(p)
 				step()
 				h.a.frames.untag(h.a.note[0])
@@ -268,10 +270,10 @@ func TestKilledDuringASharedMerge(t *testing.T) {
 			if began {
 				wants = dsm.PageSet{}
 			}
-			if len(h.sent) != 1 || h.sent[0].Pages() != in || h.sent[0].Besides() != wants {
+			if len(h.sent) != 2 || h.sent[0].Pages() != wants || h.sent[1].Pages() != in || h.sent[1].Besides() != wants {
 				t.Errorf("killed at %d: of what was sent there is %v", kill, h.sent)
 			}
-			if h.a.frames.used > 2 {
+			if h.a.frames.used > 3 {
 				t.Errorf("killed at %d: %d frames are in use", kill, h.a.frames.used)
 			}
 			if steps > kill+1 {

@@ -1,12 +1,9 @@
 package pages
 
 import (
-	"cmp"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
-	"sync/atomic"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/hold"
@@ -30,6 +27,7 @@ import (
 //	taken    the working copy and the base of a draft, while the first takes what a program has stored: see BeginTake
 //	draft    what the memory of a draft is merged from, what comes in, and how far that is: see Refresh
 //	sent     pieces of what was sent, and not answered: see KeepSent
+//	sets     which sets of what was sent have the page that is being changed; and how that is when a merge is done with which the next daemon goes on
 //
 // A frame has its bytes before it gets its tag, and loses the tag before it has others. The exceptions are changes that may be done twice.
 type frameKind uint64
@@ -54,6 +52,8 @@ const (
 	frameDraftNote
 	frameNote
 	frameStored
+	frameSets
+	frameSetsAfter
 )
 
 func slabOffset(at int) int64 { return hold.FramesAt + int64(at)*slabBytes }
@@ -193,177 +193,6 @@ func (l Left) dropFrames() error {
 	return err
 }
 
-// Sent is what a node has sent of an extent, and has no answer to. It is there for the next daemon until Drop. The methods of nil do nothing.
-type Sent struct {
-	area   *Area
-	frames []frame // the first has the head
-	body   []byte  // only of one that was left
-}
-
-const (
-	sentHead = 512 // bytes of the first frame
-	sentSize = sentHead - 8
-	// What is at the begin of a head.
-	sentNumber = 0
-	sentSets   = 8 // sets of pages
-	sentWords  = sentSets + 2*32
-
-	noteBits = 62 // of the argument of the tags: what two sets have of the page
-	notePage = 1<<noteBits - 1
-)
-
-// KeepSent keeps what is sent of an extent under a number: pages of which the base copy does not have it, pages whose bytes it has besides, a
-// head, and a body. It returns nil if nothing outlives the daemon.
-func (a *Area) KeepSent(e dsm.ExtentIndex, number uint64, pages, besides dsm.PageSet, head []uint64, body ...[]byte) *Sent {
-	if !a.outlives() {
-		return nil
-	}
-	a.sent++
-	s := &Sent{area: a, frames: []frame{a.frames.take()}}
-	first := s.frames[0].mem
-	binary.LittleEndian.PutUint64(first[sentNumber:], number)
-	for k, set := range []dsm.PageSet{pages, besides} {
-		for i, w := range set {
-			s.word(sentSets + 32*k + 8*i).Store(w)
-		}
-	}
-	for i, w := range head {
-		s.SetHead(i, w)
-	}
-	size, to := 0, first[sentHead:]
-	for _, b := range body {
-		size += len(b)
-		for len(b) > 0 {
-			if len(to) == 0 {
-				x := a.frames.take()
-				s.frames, to = append(s.frames, x), x.mem
-			}
-			n := copy(to, b)
-			to, b = to[n:], b[n:]
-		}
-	}
-	binary.LittleEndian.PutUint64(first[sentSize:], uint64(size))
-	for i := len(s.frames) - 1; i >= 0; i-- {
-		a.frames.tag(s.frames[i], frameSent, uint64(e)<<16|uint64(i), number)
-	}
-	return s
-}
-
-// word returns a number of the head.
-func (s *Sent) word(off int) *atomic.Uint64 { return hold.WordOf(s.frames[0].mem[off:]) }
-
-// SetHead sets word i of the head.
-func (s *Sent) SetHead(i int, w uint64) {
-	if s != nil {
-		s.word(sentWords + 8*i).Store(w)
-	}
-}
-
-// Head returns word i of the head.
-func (s *Sent) Head(i int) uint64 { return s.word(sentWords + 8*i).Load() }
-
-// Number returns the number under which it was sent.
-func (s *Sent) Number() uint64 { return s.word(sentNumber).Load() }
-
-// sets is how many sets of pages there are.
-func (*Sent) sets() int { return 2 }
-
-// of returns the number, and which sets have page p, as the tags of a note have it.
-func (s *Sent) of(p dsm.PageIndex) (number, in uint64) {
-	if s == nil {
-		return 0, 0
-	}
-	_, i := p.Extent()
-	for k := range s.sets() {
-		if set := s.set(k); set.Has(i) {
-			in |= 1 << (noteBits + k)
-		}
-	}
-	return s.Number(), in
-}
-
-func (s *Sent) set(k int) (set dsm.PageSet) {
-	for i := range set {
-		set[i] = s.word(sentSets + 32*k + 8*i).Load()
-	}
-	return set
-}
-
-func (s *Sent) put(k, i int, in bool) {
-	if s == nil {
-		return
-	}
-	w := s.word(sentSets + 32*k + 8*(i/64))
-	if bit := uint64(1) << (i % 64); in {
-		w.Or(bit)
-	} else {
-		w.And(^bit)
-	}
-}
-
-// Pages returns the pages of which the base copy does not have it yet.
-func (s *Sent) Pages() dsm.PageSet { return s.set(0) }
-
-// Besides returns the pages whose bytes count.
-func (s *Sent) Besides() dsm.PageSet { return s.set(1) }
-
-// Merged says that the base copy has it of page i.
-func (s *Sent) Merged(i int) { s.put(0, i, false) }
-
-// Without says that the bytes of page i do not count any more.
-func (s *Sent) Without(i int) { s.put(1, i, false) }
-
-// Body returns the body of one that was left.
-func (s *Sent) Body() []byte { return s.body }
-
-// Extent returns the extent.
-func (s *Sent) Extent() dsm.ExtentIndex {
-	x := s.frames[0]
-	return dsm.ExtentIndex(s.area.kept.store.tag(x.slab, x.i).Arg.Load() >> 16)
-}
-
-// Drop forgets it.
-func (s *Sent) Drop() {
-	if s == nil || s.frames == nil {
-		return
-	}
-	for _, x := range s.frames { // what is left without its first frame does not count
-		s.area.frames.put(x)
-	}
-	s.frames = nil
-	if s.area.sent--; s.area.sent == 0 {
-		s.area.dropNote()
-	}
-}
-
-// leftSent puts the pieces together.
-func (a *Area) leftSent(pieces []tagged) (all []*Sent) {
-	slices.SortFunc(pieces, func(x, y tagged) int { return cmp.Or(cmp.Compare(x.more, y.more), cmp.Compare(x.arg, y.arg)) })
-	for len(pieces) > 0 {
-		n := 1
-		for n < len(pieces) && pieces[n].more == pieces[0].more {
-			n++
-		}
-		a.sent++
-		s := &Sent{area: a}
-		for _, x := range pieces[:n] {
-			s.frames = append(s.frames, x.frame)
-		}
-		if pieces[0].arg&0xffff != 0 { // its first piece was not there yet, or not any more
-			s.Drop()
-		} else {
-			s.body = append(s.body, pieces[0].mem[sentHead:]...)
-			for _, x := range pieces[1:n] {
-				s.body = append(s.body, x.mem...)
-			}
-			s.body = s.body[:s.word(sentSize).Load()]
-			all = append(all, s)
-		}
-		pieces = pieces[n:]
-	}
-	return all
-}
-
 // Newest reports whether programs could store: the working copy has all bytes of the area.
 func (l Left) Newest() bool { return l.k.record.Newest.Load() != 0 }
 
@@ -397,7 +226,7 @@ func (l Left) TakeBoth(k merge.Kernel, size, least int64) (a *Area, sent []*Sent
 	if err != nil {
 		return nil, nil, a.fail("restore", err)
 	}
-	within := func(x tagged) bool { return int64(x.arg&notePage)*dsm.PageSize < a.size }
+	within := func(x tagged) bool { return int64(x.arg)*dsm.PageSize < a.size }
 	for _, x := range left[frameTwin] {
 		if within(x) {
 			copy(a.base.page(dsm.PageIndex(x.arg)), x.mem)
@@ -410,10 +239,10 @@ func (l Left) TakeBoth(k merge.Kernel, size, least int64) (a *Area, sent []*Sent
 		if i < 0 || !within(w) {
 			continue
 		}
-		p := dsm.PageIndex(w.arg & notePage)
+		p := dsm.PageIndex(w.arg)
 		copy(a.working.page(p), w.mem)
 		copy(a.base.page(p), left[frameBase][i].mem)
-		w.putSets(p, sent)
+		putSets(p, left[frameSets], sent)
 	}
 	a.mergeAgain(k, left, sent, within)
 	if err := a.takeDrafts(l, end); err != nil {
@@ -421,7 +250,7 @@ func (l Left) TakeBoth(k merge.Kernel, size, least int64) (a *Area, sent []*Sent
 	}
 	a.endOfDrafts(k, left)
 	for _, next := range left[frameNext] {
-		same := func(x tagged) bool { return x.arg&notePage == next.arg }
+		same := func(x tagged) bool { return x.arg == next.arg }
 		if slices.ContainsFunc(left[frameWorking], same) { // the working copy is as before
 			a.frames.put(next.frame)
 			continue
@@ -433,7 +262,7 @@ func (l Left) TakeBoth(k merge.Kernel, size, least int64) (a *Area, sent []*Sent
 		a.frames.tag(next.frame, frameGiven, next.arg, 0)
 		left[frameGiven] = append(left[frameGiven], next)
 	}
-	for _, kind := range []frameKind{frameWorking, frameBase, frameBefore, frameComing, frameStored, frameMine, frameNote, frameAfter, frameTaken, frameTakenBase, frameDraftNote, frameDraftMine, frameDraftComing} {
+	for _, kind := range []frameKind{frameWorking, frameBase, frameBefore, frameComing, frameStored, frameMine, frameNote, frameAfter, frameTaken, frameTakenBase, frameDraftNote, frameDraftMine, frameDraftComing, frameSets, frameSetsAfter} {
 		for _, x := range left[kind] {
 			a.frames.put(x.frame)
 		}

@@ -1,6 +1,8 @@
 package pages
 
 import (
+	"encoding/binary"
+	"fmt"
 	"slices"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -11,66 +13,75 @@ import (
 // lock of the area.
 
 // BeginMerge is called before both copies of page p are changed, or the base copy in a way that cannot be done twice. If the daemon is killed before EndMerge, the next one has the
-// page as it is now, and what s, which may be nil, says of the page. While programs may be storing to the working copy that is not put back: see MergeShared.
-func (a *Area) BeginMerge(p dsm.PageIndex, s *Sent) {
+// page as it is now, and what was sent of it as it is said to be. While programs may be storing to the working copy that is not put back: see MergeShared.
+func (a *Area) BeginMerge(p dsm.PageIndex, sent []SentOf) {
 	if !a.outlives() {
 		return
 	}
-	number, in := s.of(p)
-	arg := uint64(p) | in
 	a.takeNote(2)
+	a.noteSets(2, frameSets, p, sent)
 	copy(a.note[1].mem, a.Base(p))
 	if a.ledger != nil && a.ledger.shared {
-		a.frames.tag(a.note[1], frameBefore, arg, number)
+		a.frames.tag(a.note[1], frameBefore, uint64(p), 0)
 		return
 	}
 	copy(a.note[0].mem, a.working.look(p, 1))
-	a.frames.tag(a.note[1], frameBase, arg, number)
-	a.frames.tag(a.note[0], frameWorking, arg, number)
+	a.frames.tag(a.note[1], frameBase, uint64(p), 0)
+	a.frames.tag(a.note[0], frameWorking, uint64(p), 0)
+}
+
+// noteSets notes which sets of what was sent have page p.
+func (a *Area) noteSets(at int, kind frameKind, p dsm.PageIndex, sent []SentOf) {
+	if len(sent) == 0 {
+		return
+	}
+	a.takeNote(at + 1)
+	to := a.note[at].mem
+	if len(sent) >= len(to)/8 {
+		panic(fmt.Sprintf("page %d of area %d is in %d things that were sent", p, a.id, len(sent)))
+	}
+	binary.LittleEndian.PutUint64(to, uint64(len(sent)))
+	for i, s := range sent {
+		binary.LittleEndian.PutUint64(to[8+8*i:], s.Sent.Number()|s.in())
+	}
+	a.frames.tag(a.note[at], kind, uint64(p), 0)
 }
 
 // MergeShared is merge.Kernel.MergeShared of the working copy of page p, from mine to coming, between BeginMerge and EndMerge. The base becomes after. A program that stores to the page meanwhile goes on when
-// the daemon is killed, so the working copy cannot be put back. Instead the next daemon goes on with the merge where it was. in says which of the sets of s have the page afterwards.
-func (a *Area) MergeShared(k merge.Kernel, p dsm.PageIndex, s *Sent, in [2]bool, mine, coming, after []byte) {
+// the daemon is killed, so the working copy cannot be put back. Instead the next daemon goes on with the merge where it was. sent says what is so of the page afterwards.
+func (a *Area) MergeShared(k merge.Kernel, p dsm.PageIndex, sent []SentOf, mine, coming, after []byte) {
 	if !a.outlives() {
 		k.MergeShared(p, mine, a.Working(p), coming)
 		return
 	}
-	k.MergeNoted(a.noteShared(p, s, in, mine, coming, after), p, mine, a.Working(p), coming)
+	k.MergeNoted(a.noteShared(p, sent, mine, coming, after), p, mine, a.Working(p), coming)
 }
 
 // noteShared notes what MergeShared is about to do, and returns where it says how far it is.
-func (a *Area) noteShared(p dsm.PageIndex, s *Sent, in [2]bool, mine, coming, after []byte) (note []byte) {
-	arg, number := uint64(p), uint64(0)
-	if s != nil {
-		number = s.Number()
-		for k, has := range in {
-			if has {
-				arg |= 1 << (noteBits + k)
-			}
-		}
-	}
-	a.takeNote(6)
-	note = a.note[3].mem[:merge.NoteSize]
+func (a *Area) noteShared(p dsm.PageIndex, sent []SentOf, mine, coming, after []byte) (note []byte) {
+	a.takeNote(8)
+	a.noteSets(6, frameSetsAfter, p, sent)
+	note = a.note[4].mem[:merge.NoteSize]
 	clear(note)
-	copy(a.note[2].mem, mine)
-	copy(a.note[4].mem, after)
-	copy(a.note[5].mem, coming)
-	for i, kind := range []frameKind{frameMine, frameNote, frameAfter, frameComing} {
-		a.frames.tag(a.note[2+i], kind, arg, number)
-	}
+	copy(a.note[3].mem, mine)
+	copy(a.note[5].mem, after)
+	copy(a.note[7].mem, coming)
+	a.frames.tag(a.note[3], frameMine, uint64(p), 0)
+	a.frames.tag(a.note[4], frameNote, uint64(p), 0)
+	a.frames.tag(a.note[5], frameAfter, uint64(p), 0)
+	a.frames.tag(a.note[7], frameComing, uint64(p), 0)
 	return note
 }
 
 // noteStored notes what storeShared is about to do, and returns where it says how far it is.
 func (a *Area) noteStored(p dsm.PageIndex, base, stored []byte) (note []byte) {
-	a.takeNote(5)
-	note = a.note[3].mem[:merge.NoteSize]
+	a.takeNote(6)
+	note = a.note[4].mem[:merge.NoteSize]
 	clear(note)
-	copy(a.note[2].mem, base)
-	copy(a.note[4].mem, stored)
+	copy(a.note[3].mem, base)
+	copy(a.note[5].mem, stored)
 	for i, kind := range []frameKind{frameMine, frameNote, frameStored} {
-		a.frames.tag(a.note[2+i], kind, uint64(p), 0)
+		a.frames.tag(a.note[3+i], kind, uint64(p), 0)
 	}
 	return note
 }
@@ -102,13 +113,20 @@ func (a *Area) dropNote() {
 	a.note = nil
 }
 
-// putSets sets which sets of what was sent have page p.
-func (x tagged) putSets(p dsm.PageIndex, sent []*Sent) {
+// putSets sets which sets of what was sent have page p, as notes say that an earlier daemon has left.
+func putSets(p dsm.PageIndex, notes []tagged, sent []*Sent) {
 	_, i := p.Extent()
-	for _, s := range sent {
-		if x.more != 0 && s.Number() == x.more {
-			for k := range s.sets() {
-				s.put(k, i, x.arg>>(noteBits+k)&1 != 0)
+	for _, x := range notes {
+		if dsm.PageIndex(x.arg) != p {
+			continue
+		}
+		for n := range int(binary.LittleEndian.Uint64(x.mem)) {
+			w := binary.LittleEndian.Uint64(x.mem[8+8*n:])
+			for _, s := range sent {
+				if s.Number() == w&noteNumber {
+					s.put(0, i, w&notePages != 0)
+					s.put(1, i, w&noteBesides != 0)
+				}
 			}
 		}
 	}
@@ -128,9 +146,9 @@ func (a *Area) mergeAgain(k merge.Kernel, left map[frameKind][]tagged, sent []*S
 	}
 	if len(left[frameComing]) == 0 {
 		for _, x := range left[frameBefore] {
-			if p := dsm.PageIndex(x.arg & notePage); within(x) {
+			if p := dsm.PageIndex(x.arg); within(x) {
 				copy(a.base.page(p), x.mem)
-				x.putSets(p, sent)
+				putSets(p, left[frameSets], sent)
 			}
 		}
 		return
@@ -139,7 +157,7 @@ func (a *Area) mergeAgain(k merge.Kernel, left map[frameKind][]tagged, sent []*S
 		if !within(x) {
 			continue
 		}
-		p := dsm.PageIndex(x.arg & notePage)
+		p := dsm.PageIndex(x.arg)
 		for _, mine := range left[frameMine] {
 			for _, note := range left[frameNote] {
 				k.MergeRest(note.mem, p, mine.mem, a.working.page(p), x.mem)
@@ -148,6 +166,6 @@ func (a *Area) mergeAgain(k merge.Kernel, left map[frameKind][]tagged, sent []*S
 		for _, after := range left[frameAfter] {
 			copy(a.base.page(p), after.mem)
 		}
-		x.putSets(p, sent)
+		putSets(p, left[frameSetsAfter], sent)
 	}
 }

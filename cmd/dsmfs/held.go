@@ -165,10 +165,6 @@ func (n *node) unheld(why string) {
 
 // resume takes over from the daemon that was killed.
 func (n *node) resume(ctx context.Context) error {
-	if id := n.cfg.held.mem.InRound(); id != 0 {
-		n.unheld("the daemon was killed in a round")
-		return errs.E(errs.Busy, "resume", "the daemon was killed in a round of file %d: what this node added may be in it or not", id)
-	}
 	var err error = errs.E(errs.Evicted, "resume", "")
 	alone := false
 	if n.cfg.held.mem.Word(hold.Rejoining).Load() == 0 {

@@ -176,7 +176,7 @@ func (n *node) build(context.Context) error {
 	n.data = coherence.New(coherence.Config{
 		Self: n.self.ID, View: &n.cats, Sender: n.net, Log: n.log.With("part", "coherence"), Memory: int64(n.cfg.memory),
 		UnderWay: (withMargin(int64(n.cfg.memory)) - int64(n.cfg.memory)) / underWayPart, Taken: boundHeap(int64(n.cfg.memory)), Store: store,
-		First: n.cfg.held.firstNumber(), Unheld: n.unheld,
+		First: n.cfg.held.firstNumber(), Unheld: n.unheld, RoundPatience: n.cfg.timeout,
 		LocksLost: func(id dsm.AreaID) bool { return n.locks.Dropped(dsm.Ino(id)) },
 	})
 	pages.KeepIdle(int64(n.cfg.memory) / idlePart)

@@ -221,7 +221,7 @@ func (h *keeper) askedFor() *upgrade {
 	return u
 }
 
-// halt stops the daemon at a moment in which another one can follow it. If there is none it returns why, and the daemon goes on.
+// halt stops the daemon at a moment in which another one can follow it, and none of its programs is in a round, which would be out of it. If there is none it returns why, and the daemon goes on.
 func (h *keeper) halt() (reason string) {
 	round := uint64(0)
 	for end, tick := time.After(roundPatience), time.NewTicker(time.Millisecond); ; {
@@ -243,7 +243,7 @@ func (h *keeper) halt() (reason string) {
 	}
 }
 
-// unended says why no daemon can follow that has begun rounds of a file again and again, or one that does not end; 0: it does not stop.
+// unended says why no daemon follows one that has begun rounds of a file again and again, or one that does not end; 0: it does not stop.
 func (h *keeper) unended(file uint64) string {
 	if file == 0 {
 		return "the daemon does not stop: try again"

@@ -3,10 +3,7 @@ package hold_test
 import (
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"path/filepath"
-	"regexp"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -122,82 +119,5 @@ print(min(a.min() for a in all), max(a.max() for a in all))
 		if want := fmt.Sprint(len(members)*rounds, " ", len(members)*rounds); got != want {
 			t.Errorf("%s: %s, want %s", n.Name, got, want)
 		}
-	}
-}
-
-// awaitsOne is the line of a group of which all members but one are at a barrier, or in a round.
-var awaitsOne = regexp.MustCompile(` members=3 .* awaited=\d `)
-
-// TestKilledInARound: the daemon of a member is killed when the homes have its part of a round, which is not over. What is in the files may have the part, or not, so no
-// daemon follows. The others end the round when the cluster has taken the node for dead, and nothing counts twice.
-func TestKilledInARound(t *testing.T) {
-	if _, skip := harness.Interpreter(); skip != "" {
-		t.Skip(skip)
-	}
-	c := heldCluster(t, 3, "--lease", "5s", "--fault-timeout", "20s")
-	nodes := c.Nodes()
-	const elements = 4 << 10
-	nodes[0].Python(fmt.Sprintf(`
-with open(mnt + '/parts', 'wb') as f:
-    f.truncate(8 * %d)
-`, elements))
-	// What is published at the interval, before the round, is no part of it.
-	if res := nodes[0].CLI("set", filepath.Join(nodes[0].Mount, "parts"), "merge=sum", "dtype=i64", "interval=0"); res.Err != nil {
-		t.Fatalf("set: %v: %s", res.Err, res.Stderr)
-	}
-	program := func(n *harness.Node, before string) harness.Result {
-		return n.TryPython(fmt.Sprintf(`
-import mmap, os, sys, time
-import numpy as np
-def tell(line):
-    g.write(line.encode() + b'\n')
-    return g.readline().decode()
-g = open(mnt + '/.dsm/areas/parts/group', 'r+b', buffering=0)
-assert tell('join 3').startswith('rank='), 'join'
-m = np.memmap(mnt + '/parts', dtype='<i8', mode='r+')
-%s
-m += 1
-answer = tell('round parts')
-print(answer.strip(), m.min(), m.max())
-`, before))
-	}
-	for _, n := range nodes {
-		covered(t, n)
-	}
-	results := make([]harness.Result, len(nodes))
-	var programs sync.WaitGroup
-	for i, n := range nodes {
-		before := ""
-		if i == 0 { // it comes when the node is gone
-			before = `
-while sum('gone' not in l for l in open(mnt + '/.dsm/members')) > 2:
-    time.sleep(0.1)`
-		}
-		programs.Go(func() { results[i] = program(n, before) })
-	}
-	text := ""
-	if !harness.Eventually(limit, func() bool { // the two others have added their parts, and wait for the first
-		text = ""
-		for _, n := range nodes { // one of them coordinates the group
-			text += n.Run(limit, "cat", filepath.Join(n.Mount, ".dsm/groups")).Stdout
-		}
-		return awaitsOne.MatchString(text)
-	}) {
-		t.Fatalf("not two of three wait in a round:\n%s", text)
-	}
-	killDaemon(t, nodes[2], 0, 0, syscall.SIGKILL)
-	nodes[2].ExpectDead()
-	programs.Wait()
-	if results[2].Err == nil {
-		t.Errorf("the program of the node that was lost: %s", results[2].Stdout)
-	}
-	for i, r := range results[:2] {
-		if r.Err != nil || strings.Contains(r.Stdout, "missing= ") || !strings.HasSuffix(strings.TrimSpace(r.Stdout), " 2 2") {
-			t.Errorf("%s: %v: %s%s", nodes[i].Name, r.Err, r.Stdout, r.Stderr)
-		}
-	}
-	log, err := os.ReadFile(nodes[2].LogFile())
-	if err != nil || !strings.Contains(string(log), "killed in a round") {
-		t.Errorf("the log does not say it (%v):\n%s", err, log)
 	}
 }

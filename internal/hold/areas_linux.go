@@ -37,8 +37,7 @@ func (a Area) Program() *atomic.Uint64 { return a.Size }
 // MaxAreas is how many records there are.
 const MaxAreas = maxAreas
 
-// InRound returns an area of which the daemon has, or had when it was killed, parts of a round that was not over; 0: there is none. The homes have merged them, or will do so, or
-// they are not in the round: the next daemon could not know what of them is published. For a node alone all is.
+// InRound returns an area of which the daemon has parts of a round that is not over; 0: there is none. If it is killed now, its programs lose their groups in the midst of that.
 func (m *Memory) InRound() uint64 {
 	if m.Word(Others).Load() == 0 {
 		return 0

@@ -258,6 +258,7 @@ class Area(SharedArray, Versioned):
         to = self.array if name is None else self.tensors[name]
         given = elements(values, to, self.path)
         if to.size:
+            plane.settle()
             group._accumulate(self.path, plane.number, address(to) - self._address, to, given)
             self._adds = True
 
@@ -444,9 +445,10 @@ class Area(SharedArray, Versioned):
 
     def _to_round(self) -> int:
         """Return the number of the area for ROUND."""
-        number = (self._open() if self._adds else self._to_store("round")).number
+        plane = self._open() if self._adds else self._to_store("round")
+        plane.settle()
         self._lent.look()
-        return number
+        return plane.number
 
     def _file(self) -> str:
         self._open()

@@ -79,6 +79,12 @@ class Attached:
             raise DisconnectedError(errno.ENOTCONN, "not attached")
         return now
 
+    def settle(self) -> None:
+        """Return when the daemon that serves now has the attachment: what goes by another connection counts on that."""
+        connection, _ = self.now()
+        if connection.lost:
+            self.follow(connection, DisconnectedError(errno.ENOTCONN, ENDED))
+
     def call(self, op: Op, args: Sequence[int] = (), until: float | None = None) -> tuple[Connection, Reply]:
         """Make a request that may be made twice: if the daemon ends before it answers, the next one is asked.
 

@@ -36,6 +36,12 @@ if TYPE_CHECKING:
     from ._area import Area
 
 
+_LEFT = (
+    "the daemon of this node has ended in a round, and this member has left the group with it. If a daemon follows (--hold), join again: what was stored "
+    "counts once, in this round or apart from it; what was accumulated counts if this member is not `missing` in the round of the others, else it is dropped"
+)
+
+
 @dataclass(frozen=True)
 class Meeting:
     """The end of a barrier or a round.
@@ -205,8 +211,12 @@ class Group:
 
         Raises
         ------
-        TimedOutError, DisconnectedError
+        TimedOutError
             As for :meth:`barrier` and :meth:`Area.sync`.
+        DisconnectedError
+            The daemon of this node has ended. If another follows (a mount with ``--hold``), :func:`dsmfs.group` joins again. What this member had
+            stored counts once: in this round, if the others have ended it with this member, else in its next one, or apart.
+            What it had accumulated counts in the first case only: :attr:`Meeting.missing` of the others tells.
         AccessError
             An area is open for reading only, and nothing has been accumulated into it.
         NotFiniteError
@@ -343,6 +353,8 @@ class Group:
                 if isinstance(e, TimedOutError) and not e._meeting:  # it goes on
                     raise
                 self._stagings.drop()
+                if isinstance(e, DisconnectedError) and op == Op.ROUND:
+                    raise DisconnectedError(e.errno, _LEFT, self.path) from e
                 if isinstance(e, TimedOutError):  # the same call would be the next round
                     raise OperationError(errno.EIO, f"the round has ended: {e.strerror}", self.path) from e
                 raise

@@ -165,6 +165,11 @@ class MemoryPlane:
         """The number of the area."""
         return self._number
 
+    def settle(self) -> None:
+        """Return when the daemon that serves now has the area attached."""
+        with translated(self._path):
+            self._live().settle()
+
     def appear(self) -> None:
         """Publish, then give the file that was made its name."""
         again = False

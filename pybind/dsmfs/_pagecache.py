@@ -52,6 +52,9 @@ class PageCachePlane:
         with translated(self._path):
             return os.fstat(self._fd).st_ino
 
+    def settle(self) -> None:
+        """Return at once: the kernel says what is open."""
+
     def map(self) -> Mapping:
         """Map the whole area."""
         with translated(self._path):

@@ -33,6 +33,9 @@ class Plane(Protocol):
     def number(self) -> int:
         """The number of the area, as the daemon of this node knows it."""
 
+    def settle(self) -> None:
+        """Return when the daemon that serves now knows what this program has of the area: a member of a group goes by it."""
+
     @property
     def writable(self) -> bool:
         """Whether the program may store."""
