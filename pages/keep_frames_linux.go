@@ -215,7 +215,7 @@ const (
 // KeepSent keeps what is sent of an extent under a number: pages of which the base copy does not have it, pages whose bytes it has besides, a
 // head, and a body. It returns nil if nothing outlives the daemon.
 func (a *Area) KeepSent(e dsm.ExtentIndex, number uint64, pages, besides dsm.PageSet, head []uint64, body ...[]byte) *Sent {
-	if !a.outlives() {
+	if !a.Outlives() {
 		return nil
 	}
 	a.sent++
@@ -533,7 +533,7 @@ func (c *Cached) keepsGiven(x *cachedExtent, i int) {
 // the daemon is killed before this is done, both are as before: the WRITE comes again, and must not count twice.
 func (c *Cached) nowGiven(p dsm.PageIndex, lo int, data []byte) frame {
 	g := c.given[p]
-	if !c.area.outlives() {
+	if !c.area.Outlives() {
 		copy(g.mem[lo:], data)
 		return g
 	}
@@ -563,7 +563,7 @@ func (c *Cached) isGiven(p dsm.PageIndex, next frame) {
 // the WRITE comes again: then either nothing was done, or the next daemon does the rest, and the WRITE changes nothing.
 func (c *Cached) storeShared(k merge.Kernel, p dsm.PageIndex, lo int, data, base, stored []byte) frame {
 	a := c.area
-	if !a.outlives() {
+	if !a.Outlives() {
 		k.StoreShared(p, base, a.Working(p), stored)
 		g := c.given[p]
 		copy(g.mem[lo:], data)
