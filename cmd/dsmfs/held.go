@@ -159,7 +159,34 @@ func (n *node) noteMembers(v *dsm.View) {
 // unheld says that no other daemon can follow this one.
 func (n *node) unheld(why string) {
 	if h := n.cfg.held; h != nil && h.mem.Word(hold.Refused).Swap(1) == 0 {
-		n.log.Warn("from now on the mount is lost if the daemon is killed, as without --hold", "why", why)
+		n.lost.Store(&why)
+		close(n.unfollowed)
+		n.log.Warn("from now on the mount is lost if the daemon is killed, as with --hold=off", "why", why)
+	}
+}
+
+// isFollowed reports whether another daemon follows this one if it is killed, as far as is known.
+func (h *held) isFollowed() bool { return h != nil && h.mem.Word(hold.Refused).Load() == 0 }
+
+// tellUnheld tells the cluster when no daemon follows this one, until ctx ends: the others would wait for one.
+func (n *node) tellUnheld(ctx context.Context) {
+	select {
+	case <-n.unfollowed:
+	case <-ctx.Done():
+		return
+	}
+	for {
+		if m, ok := n.cats.Current().Member(n.self.ID); ok && !m.Held {
+			n.log.Info("the cluster knows that no daemon follows this one")
+			return
+		}
+		err := n.cats.last().EndsWithDaemon(ctx)
+		if err != nil {
+			n.log.Debug("the cluster does not know yet that no daemon follows this one", "err", err)
+		}
+		if !sleep(ctx, rejoinMax/10) {
+			return
+		}
 	}
 }
 

@@ -20,12 +20,12 @@ import (
 	"github.com/dsmfs/dsmfs/internal/hold"
 )
 
-// The holder is the process of a mount with --hold that is not killed with the daemon. It does next to nothing: it has
+// The holder is the process of a mount that is not killed with the daemon, unless it is told not to be there: --hold=off. It does next to nothing: it has
 // /dev/fuse open, and the file of package hold, and starts the daemon, again when it was killed. While a descriptor of /dev/fuse is open
 // the mount stays, and its programs wait.
 //
-//	dsmfs mount --hold       the holder: opens, starts, waits
-//	  dsmfs mount --hold     the daemon, told by heldVariable that it is one
+//	dsmfs mount       the holder: opens, starts, waits
+//	  dsmfs mount     the daemon, told by heldVariable that it is one
 //
 // The daemon mounts, and unmounts when it ends in order; then the holder ends. If no daemon can be started, or they are killed too often,
 // the holder ends all the same: the kernel then ends all requests with ENOTCONN.
@@ -74,6 +74,9 @@ func holdMount(c mountConfig, args []string, parent *reporter) error {
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGUSR1)
 	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
+	if err := checkMachine(); err != nil {
+		return err
+	}
 	mem, err := hold.Create()
 	if err != nil {
 		return fail(exitMachine, "hold: %w", err)
@@ -490,17 +493,4 @@ func newHeld() (*held, error) {
 func (h *held) serves() (ends bool) {
 	h.mem.Word(hold.Serving).Store(h.mem.Word(hold.Daemons).Load())
 	return h.mem.Word(hold.Told).CompareAndSwap(1, 2)
-}
-
-// checkHold refuses what does not go with --hold.
-func (c *mountConfig) checkHold() error {
-	switch {
-	case !c.hold:
-		return nil
-	case c.noMount:
-		return fail(exitUsage, "--hold keeps a mount: it does not go with --no-mount")
-	case os.Geteuid() != 0:
-		return fail(exitUsage, "--hold needs root")
-	}
-	return nil
 }

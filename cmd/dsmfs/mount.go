@@ -45,7 +45,7 @@ func mountVerb(p *program, args []string) error {
 	held, err := newHeld()
 	switch {
 	case err != nil:
-	case c.hold && held == nil:
+	case held == nil && c.notHeld(os.Geteuid() == 0, kernelRelease()) == "":
 		err = holdMount(c, args, parent)
 	default:
 		var service *service
