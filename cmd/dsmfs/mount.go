@@ -49,7 +49,7 @@ func mountVerb(p *program, args []string) error {
 		err = holdMount(c, args, parent)
 	default:
 		var service *service
-		if service, err = newService(); err == nil {
+		if service, err = newService(held != nil); err == nil {
 			err = runMount(p, c, parent, service, held)
 		}
 	}
