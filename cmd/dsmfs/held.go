@@ -6,7 +6,10 @@ import (
 	"crypto/rand"
 	"fmt"
 	"log/slog"
+	"os"
+	"os/signal"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -170,9 +173,7 @@ func (h *held) isFollowed() bool { return h != nil && h.mem.Word(hold.Refused).L
 
 // tellUnheld tells the cluster when no daemon follows this one, until ctx ends: the others would wait for one.
 func (n *node) tellUnheld(ctx context.Context) {
-	select {
-	case <-n.unfollowed:
-	case <-ctx.Done():
+	if !n.awaitUnheld(ctx) {
 		return
 	}
 	for {
@@ -186,6 +187,25 @@ func (n *node) tellUnheld(ctx context.Context) {
 		}
 		if !sleep(ctx, rejoinMax/10) {
 			return
+		}
+	}
+}
+
+// awaitUnheld waits until no daemon follows this one, as when the holder is killed: then the kernel sends a signal (start). It returns false if ctx ends.
+func (n *node) awaitUnheld(ctx context.Context) bool {
+	woken := make(chan os.Signal, 1)
+	signal.Notify(woken, syscall.SIGCONT)
+	defer signal.Stop(woken)
+	for {
+		if h := n.cfg.held; h != nil && os.Getppid() != h.holder {
+			n.unheld("the holder has ended")
+		}
+		select {
+		case <-n.unfollowed:
+			return true
+		case <-ctx.Done():
+			return false
+		case <-woken:
 		}
 	}
 }

@@ -451,6 +451,7 @@ type held struct {
 	mem      *hold.Memory
 	files    hold.Descriptors
 	device   int
+	holder   int    // its process
 	resuming bool   // there was a daemon before
 	before   string // what became of it
 }
@@ -471,7 +472,7 @@ func newHeld() (*held, error) {
 		return nil, err
 	}
 	var fd, files int
-	h := new(held)
+	h := &held{holder: os.Getppid()}
 	words := strings.SplitN(text, " ", 4)
 	if _, err := fmt.Sscan(text, &fd, &h.device, &files); err != nil || len(words) != 4 {
 		return nil, fail(exitUsage, "%s=%q: want three descriptors", heldVariable, text)

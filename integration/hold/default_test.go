@@ -196,6 +196,26 @@ func TestMemberThatEndsWithItsDaemon(t *testing.T) {
 	f.Sync()
 }
 
+// TestMountThatLosesItsHolder goes on, and says that no daemon follows.
+func TestMountThatLosesItsHolder(t *testing.T) {
+	n := asMounted(t)
+	c := n.Client()
+	daemon := n.Daemon()
+	n.Kill()
+	if !harness.Eventually(limit, func() bool { return stats(c)["outlives_daemon"] == "false" }) {
+		t.Error("it says that it outlives its daemon")
+	}
+	f := c.Open("f", "rw,creat")
+	f.Write(0, []byte("abc"))
+	f.Sync()
+	if err := syscall.Kill(daemon, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Do("stat %s", c.Path("g")); err == nil || !strings.Contains(err.Error(), "ENOTCONN") && !strings.Contains(err.Error(), "ECONNABORTED") {
+		t.Errorf("stat after that: %v", err)
+	}
+}
+
 // openDirect opens a file with access=direct. It is served through the page cache until the daemon has seen that all have closed and detached it that had it before.
 func openDirect(t *testing.T, c *harness.Client, name string) (f *harness.File) {
 	t.Helper()
