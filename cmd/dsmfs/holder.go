@@ -69,17 +69,13 @@ type keeper struct {
 	ended   chan struct{} // closed when it has ended, with cmd.ProcessState set
 }
 
-// holdMount is the life of a holder. args are those of mount.
-func holdMount(c mountConfig, args []string, parent *reporter) error {
+// holdMount is the life of a holder, with what is held. args are those of mount.
+func holdMount(c mountConfig, args []string, mem *hold.Memory, parent *reporter) error {
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGUSR1)
 	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
 	if err := checkMachine(); err != nil {
 		return err
-	}
-	mem, err := hold.Create()
-	if err != nil {
-		return fail(exitMachine, "hold: %w", err)
 	}
 	device, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -58,6 +58,8 @@ func (c *mountConfig) notHeld(root bool, kernel string) string {
 		return "--hold=off"
 	case c.hold == holdOn:
 		return ""
+	case c.cannotHold != "":
+		return c.cannotHold
 	case c.noMount:
 		return "--no-mount"
 	case !root:
@@ -66,6 +68,22 @@ func (c *mountConfig) notHeld(root bool, kernel string) string {
 		return "it takes Linux 6.9, and this is " + kernel
 	}
 	return ""
+}
+
+// beginHold makes what a holder holds, nil if there is to be none, or can be none.
+func (c *mountConfig) beginHold() (*hold.Memory, error) {
+	if c.notHeld(os.Geteuid() == 0, kernelRelease()) != "" {
+		return nil, nil
+	}
+	mem, err := hold.Create()
+	switch {
+	case err == nil:
+		return mem, nil
+	case c.hold == holdAuto: // a limit on the address space, or on the size of files
+		c.cannotHold = err.Error()
+		return nil, nil
+	}
+	return nil, fail(exitMachine, "hold: %w", err)
 }
 
 // atLeast reports whether a release of the kernel is that version or a later one.

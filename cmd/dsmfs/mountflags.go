@@ -40,6 +40,7 @@ type mountConfig struct {
 	allowOther  bool
 	noMount     bool
 	hold        holdMode
+	cannotHold  string // why there is no holder although --hold=auto would have one
 	force       bool
 	foreground  bool
 	detached    bool // this is the child that runs in the background

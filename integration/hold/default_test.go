@@ -3,9 +3,11 @@ package hold_test
 import (
 	"bytes"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/dsmfs/dsmfs/integration/harness"
 )
@@ -267,4 +269,20 @@ func TestMountThatIsNotHeld(t *testing.T) {
 		t.Errorf("%v", s)
 	}
 	n.Kill()
+	for _, limit := range []string{"-v 4000000", "-f 1000000"} { // a holder maps more, and its file is longer
+		t.Run(limit, func(t *testing.T) {
+			n := harness.New(t, harness.Options{Memory: "64M", Default: true}).Declare()
+			args := slices.DeleteFunc(n.Arguments(), func(a string) bool { return a == "-f" })
+			res := n.Run(time.Minute, "sh", append([]string{"-c", "ulimit " + limit + ` && exec "$@"`, "sh", harness.Binary()}, args...)...)
+			if res.Err != nil {
+				t.Fatalf("mount: %v: %s", res.Err, res.Stderr)
+			}
+			if s := stats(n.Client()); s["outlives_daemon"] != "false" || s["lost_with_daemon_because"] == "" {
+				t.Errorf("%v", s)
+			}
+			if res := n.CLI("umount", n.Mount); res.Err != nil {
+				t.Errorf("umount: %v: %s", res.Err, res.Stderr)
+			}
+		})
+	}
 }
