@@ -2,6 +2,7 @@ package hold_test
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -196,6 +197,44 @@ func TestMemberThatEndsWithItsDaemon(t *testing.T) {
 	f := there.Open("g", "rw,creat")
 	f.Write(0, []byte("abc"))
 	f.Sync()
+}
+
+// TestReadersOfADemandFile: a file on demand that programs have only read keeps nobody from following. It is on demand afterwards.
+func TestReadersOfADemandFile(t *testing.T) {
+	n := asMounted(t)
+	c := n.Client()
+	c.Must("mkdir %s", c.Path("d"))
+	c.SetXattr("d", "user.dsm.residency", "demand")
+	f := c.Open("d/f", "r,creat")
+	c.Must("truncate %s %d", c.Path("d/f"), 3<<20)
+	m := f.MapForReading(3 << 20)
+	zeroes := func(when string) {
+		t.Helper()
+		if got := append(f.Read(0, 8), m.Load(2<<20, 8)...); !bytes.Equal(got, make([]byte, 16)) {
+			t.Errorf("%s: %v", when, got)
+		}
+	}
+	zeroes("before")
+	last := 0
+	for i := range 2 {
+		if s := stats(c); s["outlives_daemon"] != "true" {
+			t.Fatalf("%v", s)
+		}
+		last = killDaemon(t, n, last, 0, syscall.SIGKILL)
+		zeroes(fmt.Sprint("daemon ", i))
+	}
+	if text := c.Control("areas/d/f/stats"); !strings.Contains(text, "residency demand") {
+		t.Errorf("the file is not on demand:\n%s", text)
+	}
+	w := c.Open("d/f", "rw")
+	w.Write(2<<20, []byte("written"))
+	w.Sync()
+	if got := f.Read(2<<20, 7); string(got) != "written" {
+		t.Errorf("reads %q", got)
+	}
+	if s := stats(c); s["outlives_daemon"] != "false" {
+		t.Errorf("%v", s)
+	}
 }
 
 // TestMountThatLosesItsHolder goes on, and says that no daemon follows.
