@@ -80,7 +80,7 @@ func sweep(b []byte) (float64, error) {
 func attachStoresRow(o options) ([]line, error) {
 	size := o.pick(256*mib, 16*mib)
 	l := line{Name: fmt.Sprintf("steady stores and loads, attached, %d MiB", size/mib), Unit: "B/s", Measure: "the same on /dev/shm", Bound: 0.97, AtLeast: true}
-	return compare(l, harness.Options{Single: true, Nodes: 2, Memory: "2G"}, o.rounds, func(s *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
+	return compare(l, harness.Options{Default: true, Single: true, Nodes: 2, Memory: "2G"}, o.rounds, func(s *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
 		a, _, err := attached(c, size)
 		if err != nil {
 			return nil, nil, err
@@ -114,7 +114,7 @@ func attachScatterRow(o options) ([]line, error) {
 	size, pages := o.pick(256*mib, 32*mib), o.pick(4096, 512)
 	l := line{Name: fmt.Sprintf("publish %d scattered pages of %d MiB, attached, until acked", pages, size/mib), Unit: "ns",
 		Measure: "the bytes over TCP at iperf3's rate", Bound: 2.5}
-	return compare(l, harness.Options{Single: true, Nodes: 2, Network: harness.Namespaces, Memory: "2G"}, o.rounds, func(_ *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
+	return compare(l, harness.Options{Default: true, Single: true, Nodes: 2, Network: harness.Namespaces, Memory: "2G"}, o.rounds, func(_ *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
 		a, _, err := attached(c, size)
 		if err != nil {
 			return nil, nil, err
@@ -140,7 +140,7 @@ func attachSparseRow(o options) ([]line, error) {
 	size, pages := o.pick(256*mib, 32*mib), o.pick(8000, 1000)
 	l := line{Name: fmt.Sprintf("8 bytes changed in each of %d pages, attached, per page, until acked", pages), Unit: "ns",
 		Measure: "allowed", Bound: 1}
-	return compare(l, harness.Options{Single: true, Nodes: 2, Network: harness.Namespaces, Memory: "2G"}, o.rounds, func(_ *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
+	return compare(l, harness.Options{Default: true, Single: true, Nodes: 2, Network: harness.Namespaces, Memory: "2G"}, o.rounds, func(_ *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
 		a, _, err := attached(c, size)
 		if err != nil {
 			return nil, nil, err
@@ -160,7 +160,7 @@ func attachSparseRow(o options) ([]line, error) {
 func attachHalfRow(o options) ([]line, error) {
 	size, pages := o.pick(256*mib, 32*mib), o.pick(8000, 1000)
 	l := line{Name: "every second byte of a page changed, attached, per page, until acked", Unit: "ns", Measure: "all bytes changed", Bound: 1.5}
-	return compare(l, harness.Options{Single: true, Nodes: 2, Network: harness.Namespaces, Memory: "2G"}, o.rounds, func(_ *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
+	return compare(l, harness.Options{Default: true, Single: true, Nodes: 2, Network: harness.Namespaces, Memory: "2G"}, o.rounds, func(_ *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
 		a, _, err := attached(c, size)
 		if err != nil {
 			return nil, nil, err
@@ -186,7 +186,7 @@ func attachHalfRow(o options) ([]line, error) {
 func attachBulkRow(o options) ([]line, error) {
 	size := o.pick(128*mib, 16*mib)
 	l := line{Name: fmt.Sprintf("publish %d MiB dense A -> B, attached, until B has all", size/mib), Unit: "B/s", Measure: "iperf3, one stream", Bound: 0.8, AtLeast: true}
-	return compare(l, harness.Options{Single: true, Nodes: 2, Network: harness.Namespaces, Memory: "2G"}, o.rounds, func(_ *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
+	return compare(l, harness.Options{Default: true, Single: true, Nodes: 2, Network: harness.Namespaces, Memory: "2G"}, o.rounds, func(_ *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
 		a, b, err := attached(c, size)
 		if err != nil {
 			return nil, nil, err
@@ -231,7 +231,7 @@ func scans(a *harness.Attachment) (n float64, err error) {
 // writing but not mapped, while nothing happens.
 func attachIdleRow(o options) ([]line, error) {
 	l := line{Name: "scans of an area that nobody has mapped for writing, a second", Measure: "allowed: none, shown as 1", Bound: 0.0001}
-	return compare(l, harness.Options{Single: true, Nodes: 2}, min(o.rounds, 3), func(_ *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
+	return compare(l, harness.Options{Default: true, Single: true, Nodes: 2}, min(o.rounds, 3), func(_ *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
 		res := c.Node(1).Run(patience, "truncate", "-s", "16M", c.Node(1).Mount+"/w")
 		if res.Err != nil {
 			return nil, nil, fmt.Errorf("%w: %s", res.Err, res.Stderr)

@@ -42,7 +42,7 @@ func attachLatencyRow(o options) ([]line, error) {
 
 // hopsRow measures publishes of an area on so many nodes beside bareHops.
 func hopsRow(l line, h hops, nodes int, settings string, rounds int, o options) ([]line, error) {
-	return compare(l, harness.Options{Single: true, Nodes: nodes, Network: harness.Namespaces, Memory: "256M"}, o.rounds,
+	return compare(l, harness.Options{Default: true, Single: true, Nodes: nodes, Network: harness.Namespaces, Memory: "256M"}, o.rounds,
 		func(s *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
 			next, err := shared(s)
 			return func() (float64, error) { return publishHops(c, h, next(), settings, rounds) },
@@ -145,7 +145,7 @@ func attachWorkRow(o options) ([]line, error) {
 	const allowed = 60 * time.Microsecond
 	rounds := o.pick(3000, 300)
 	l := line{Name: "processor time of both daemons for 4 KiB of an attached program, until a reader sees it", Unit: "ns", Measure: "allowed", Bound: 1}
-	return compare(l, harness.Options{Single: true, Nodes: 2, Network: harness.Namespaces, Memory: "256M"}, o.rounds,
+	return compare(l, harness.Options{Default: true, Single: true, Nodes: 2, Network: harness.Namespaces, Memory: "256M"}, o.rounds,
 		func(s *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
 			next, err := shared(s)
 			return func() (float64, error) {

@@ -17,7 +17,7 @@ import (
 // The rows of backups: the same measurement with two copies of a file and with one. Nothing else is on the nodes.
 
 func copiesCluster(nodes int, memory string) harness.Options {
-	return harness.Options{Nodes: nodes, Network: harness.Namespaces, Memory: memory}
+	return harness.Options{Default: true, Nodes: nodes, Network: harness.Namespaces, Memory: memory}
 }
 
 // withCopies makes a file of which there are so many copies, with the home at the second node, and attaches it at the first. Only calls publish.

@@ -22,7 +22,7 @@ func createRow(o options) ([]line, error) {
 	}
 	l := line{Name: "dsmfs.create of 4 KB, Python, 3 nodes, a node that does not lead", Unit: "ns", Measure: "allowed", Bound: 1}
 	err = act(func(s *stage) error {
-		c := harness.New(s, harness.Options{Single: true, Nodes: 3})
+		c := harness.New(s, harness.Options{Default: true, Single: true, Nodes: 3})
 		n := c.Node(2)
 		p := n.Program("env", "PYTHONPATH="+filepath.Join(root, "pybind"), python, filepath.Join(root, "bench", "client", "create.py"), n.Mount)
 		defer p.Close()

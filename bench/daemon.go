@@ -11,7 +11,7 @@ import (
 func idleRow(o options) ([]line, error) {
 	const areas = 100
 	l := line{Name: "3 idle nodes with 100 subscribed areas, CPU", Unit: "%", Measure: "one core", Bound: 0.02}
-	return compare(l, harness.Options{Single: true, Nodes: 3}, min(o.rounds, 3), func(s *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
+	return compare(l, harness.Options{Default: true, Single: true, Nodes: 3}, min(o.rounds, 3), func(s *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
 		for _, n := range c.Nodes() {
 			if _, err := keepOpen(s, n, areas, page); err != nil {
 				return nil, nil, err
@@ -55,7 +55,7 @@ func memoryRow(o options) ([]line, error) {
 	const fixed = 100 * mib
 	lines := make([]line, 2)
 	err := act(func(s *stage) error {
-		c := harness.New(s, harness.Options{Single: true, Nodes: 2, Memory: "1G"})
+		c := harness.New(s, harness.Options{Default: true, Single: true, Nodes: 2, Memory: "1G"})
 		if err := onRequest(c.Node(1), "w", size); err != nil {
 			return err
 		}

@@ -16,7 +16,7 @@ import (
 
 // far is a cluster whose first node has only small of memory.
 func far(small string) harness.Options {
-	return harness.Options{Single: true, Nodes: 2, Network: harness.Namespaces, Memory: "2G", Memories: []string{small}}
+	return harness.Options{Default: true, Single: true, Nodes: 2, Network: harness.Namespaces, Memory: "2G", Memories: []string{small}}
 }
 
 // backed makes sure that the machine has the memory that a measurement is going to use. A virtual machine's

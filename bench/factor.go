@@ -16,7 +16,7 @@ func factorRow(o options) ([]line, error) {
 		bytes = (6040 + 3706) * 100 * 4
 	)
 	l := line{Name: "matrix factorisation, 6040 x 3706, 10^6 ratings, rank 100, 2 nodes, attached: an epoch", Unit: "ns", Measure: "the same on /dev/shm", Bound: 4}
-	return compare(l, harness.Options{Single: true, Nodes: nodes, Network: harness.Namespaces, Memory: "256M"}, o.rounds,
+	return compare(l, harness.Options{Default: true, Single: true, Nodes: nodes, Network: harness.Namespaces, Memory: "256M"}, o.rounds,
 		func(s *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
 			next, err := shared(s)
 			last := make(map[string]float64) // error after the last epoch

@@ -87,7 +87,7 @@ func firstStores(b []byte) float64 {
 func attachFirstRow(o options) ([]line, error) {
 	size := o.pick(256*mib, 32*mib)
 	l := line{Name: "first store to a page after a publish, attached", Unit: "ns", Measure: "a bare program with WP_ASYNC", Bound: 1.2}
-	return compare(l, harness.Options{Single: true, Nodes: 2, Memory: "2G"}, o.rounds, func(s *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
+	return compare(l, harness.Options{Default: true, Single: true, Nodes: 2, Memory: "2G"}, o.rounds, func(s *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
 		a, _, err := attached(c, size)
 		if err != nil {
 			return nil, nil, err

@@ -16,7 +16,7 @@ func barrierRow(o options) ([]line, error) {
 		bound float64
 	}{{2, 4}, {4, 8}} {
 		err := act(func(s *stage) error {
-			c := harness.New(s, harness.Options{Single: true, Nodes: of.size, Network: harness.Namespaces})
+			c := harness.New(s, harness.Options{Default: true, Single: true, Nodes: of.size, Network: harness.Namespaces})
 			group := 0
 			l := line{Name: fmt.Sprintf("barrier of %d nodes", of.size), Measure: "TCP 4 KiB request/reply", Unit: "ns", Bound: of.bound}
 			var err error

@@ -15,7 +15,7 @@ import (
 func growDirty(o options) ([]line, error) {
 	var lines []line
 	err := act(func(s *stage) error {
-		c := harness.New(s, harness.Options{Single: true, Nodes: 2, Network: harness.Namespaces, Memory: "1G"})
+		c := harness.New(s, harness.Options{Default: true, Single: true, Nodes: 2, Network: harness.Namespaces, Memory: "1G"})
 		sizes := []int{1, 10, 100}
 		if o.quick {
 			sizes = sizes[:2]
@@ -68,7 +68,7 @@ func growAreas(o options) ([]line, error) {
 			return lines, err
 		}
 		err = act(func(s *stage) error {
-			c := harness.New(s, harness.Options{Single: true, Nodes: 2})
+			c := harness.New(s, harness.Options{Default: true, Single: true, Nodes: 2})
 			before := c.Node(1).Memory()
 			made, err := keepOpen(s, c.Node(1), areas, page)
 			if err != nil {
@@ -114,7 +114,7 @@ func growNodes(o options) ([]line, error) {
 	var lines []line
 	for _, nodes := range counts {
 		err := act(func(s *stage) error {
-			c := harness.New(s, harness.Options{Single: true, Nodes: nodes})
+			c := harness.New(s, harness.Options{Default: true, Single: true, Nodes: nodes})
 			small, _, err := interleave(o.rounds, latency(c, "small", o.pick(300, 50)), nil)
 			if err != nil {
 				return err

@@ -16,7 +16,7 @@ func locksRow(o options) ([]line, error) {
 	ops, count := o.pick(20000, 500), o.pick(500, 50)
 	var lines []line
 	err := act(func(s *stage) error {
-		c := harness.New(s, harness.Options{Single: true, Nodes: 3, Network: harness.Namespaces})
+		c := harness.New(s, harness.Options{Default: true, Single: true, Nodes: 3, Network: harness.Namespaces})
 		at, n := c.Node(1), c.Node(2)
 		shm, err := os.MkdirTemp("/dev/shm", "dsmfs-bench-")
 		if err != nil {

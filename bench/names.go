@@ -39,7 +39,7 @@ func filesRow(o options) ([]line, error) {
 	count, rounds := o.pick(5000, 500), min(o.rounds, 3)
 	var lines []line
 	err := act(func(s *stage) error {
-		c := harness.New(s, harness.Options{Single: true, Nodes: 3})
+		c := harness.New(s, harness.Options{Default: true, Single: true, Nodes: 3})
 		yard, err := bare(s, c.Node(1))
 		if err != nil {
 			return err
@@ -108,7 +108,7 @@ func listRow(o options) ([]line, error) {
 	entries := o.pick(20000, 500)
 	l := line{Name: fmt.Sprintf("ls -l of %d entries, for each, a node that does not lead", entries), Unit: "ns", Measure: "the same on /dev/shm"}
 	err := act(func(s *stage) error {
-		c := harness.New(s, harness.Options{Single: true, Nodes: 3})
+		c := harness.New(s, harness.Options{Default: true, Single: true, Nodes: 3})
 		n := c.Node(2)
 		shm, err := os.MkdirTemp("/dev/shm", "dsmfs-bench-")
 		if err != nil {

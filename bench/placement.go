@@ -13,7 +13,7 @@ func latencyHomeRow(o options) ([]line, error) {
 	rounds := o.pick(2000, 200)
 	var lines []line
 	err := act(func(s *stage) error {
-		c := harness.New(s, harness.Options{Single: true, Nodes: 3})
+		c := harness.New(s, harness.Options{Default: true, Single: true, Nodes: 3})
 		n := c.Node(1)
 		to := c.Nodes()[1:2]
 		at := func(placements ...string) error {

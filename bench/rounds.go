@@ -47,7 +47,7 @@ func roundRow(way string) func(o options) ([]line, error) {
 const sumNodes = 4
 
 func sumCluster() harness.Options {
-	return harness.Options{Single: true, Nodes: sumNodes, Network: harness.Namespaces, Memory: "1G"}
+	return harness.Options{Default: true, Single: true, Nodes: sumNodes, Network: harness.Namespaces, Memory: "1G"}
 }
 
 func sumRow(way string, of sum, o options) ([]line, error) {

@@ -87,7 +87,7 @@ func compare(l line, o harness.Options, rounds int, begin func(*stage, *harness.
 func msyncRow(o options) ([]line, error) {
 	l := line{Name: "one page dirtied + msync, one node", Unit: "ns", Measure: "bare FUSE write+fsync", Bound: 3}
 	ops := o.pick(3000, 300)
-	return compare(l, harness.Options{Single: true, Nodes: 1}, o.rounds, func(s *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
+	return compare(l, harness.Options{Default: true, Single: true, Nodes: 1}, o.rounds, func(s *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
 		n := c.Node(1)
 		yard, err := bare(s, n)
 		if err != nil {
@@ -141,7 +141,7 @@ func latencyOf(c *harness.Cluster, nodes []*harness.Node, name string, rounds in
 
 func latencyRow(o options) ([]line, error) {
 	l := line{Name: "store + msync on A -> seen by a spinning reader on B, p50", Unit: "ns", Measure: "TCP 4 KiB request/reply", Bound: 6}
-	return compare(l, harness.Options{Single: true, Nodes: 2, Network: harness.Namespaces}, o.rounds, func(_ *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
+	return compare(l, harness.Options{Default: true, Single: true, Nodes: 2, Network: harness.Namespaces}, o.rounds, func(_ *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
 		return latency(c, "w", o.pick(2000, 200)), func() (float64, error) { return tcpRoundTrip(c, o.pick(5000, 500)) }, nil
 	})
 }
@@ -207,7 +207,7 @@ func onRequest(n *harness.Node, file string, size int) error {
 func bulkRow(o options) ([]line, error) {
 	size := o.pick(128*mib, 16*mib)
 	l := line{Name: fmt.Sprintf("publish %d MiB dense A -> B, until B sees all", size/mib), Unit: "B/s", Measure: "iperf3, one stream", Bound: 0.4, AtLeast: true}
-	return compare(l, harness.Options{Single: true, Nodes: 2, Network: harness.Namespaces, Memory: "1G"}, o.rounds, func(_ *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
+	return compare(l, harness.Options{Default: true, Single: true, Nodes: 2, Network: harness.Namespaces, Memory: "1G"}, o.rounds, func(_ *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
 		if err := onRequest(c.Node(1), "w", size); err != nil {
 			return nil, nil, err
 		}
@@ -257,7 +257,7 @@ func storesRow(o options) ([]line, error) {
 	const size = 16 * mib
 	l := line{Name: "repeated stores to a mapped, subscribed area (16 MiB)", Unit: "B/s", Measure: "the same on /dev/shm", Bound: 0.7, AtLeast: true}
 	length := o.pick(2000, 300)
-	return compare(l, harness.Options{Single: true, Nodes: 2}, o.rounds, func(s *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
+	return compare(l, harness.Options{Default: true, Single: true, Nodes: 2}, o.rounds, func(s *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
 		a, b := c.Node(1), c.Node(2)
 		area := filepath.Join(a.Mount, "a0")
 		shm := filepath.Join("/dev/shm", filepath.Base(filepath.Dir(filepath.Dir(a.Mount))))
@@ -279,7 +279,7 @@ func storesRow(o options) ([]line, error) {
 func directStoresRow(o options) ([]line, error) {
 	size := o.pick(256*mib, 16*mib)
 	l := line{Name: fmt.Sprintf("steady stores and loads, plain mmap of a direct file, %d MiB", size/mib), Unit: "B/s", Measure: "the same on /dev/shm", Bound: 0.97, AtLeast: true}
-	return compare(l, harness.Options{Single: true, Nodes: 2, Memory: "2G"}, o.rounds, func(s *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
+	return compare(l, harness.Options{Default: true, Single: true, Nodes: 2, Memory: "2G"}, o.rounds, func(s *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
 		n := c.Node(1)
 		res := n.Run(patience, "sh", "-ec", fmt.Sprintf("cd %s; touch w; echo direct > .dsm/areas/w/access; exec 3<w; grep -x 'access direct' .dsm/areas/w/stats", n.Mount))
 		if res.Err != nil {

@@ -12,7 +12,7 @@ import (
 
 // machines is two nodes on machines of their own.
 func machines(memory string, secure bool) harness.Options {
-	return harness.Options{Single: true, Nodes: 2, Network: harness.Namespaces, Memory: memory, Secure: secure}
+	return harness.Options{Default: true, Single: true, Nodes: 2, Network: harness.Namespaces, Memory: memory, Secure: secure}
 }
 
 func tlsBulkRow(o options) ([]line, error) {

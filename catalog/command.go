@@ -62,6 +62,7 @@ const (
 	kindBackups
 	kindBack
 	kindApart
+	kindUnheld
 )
 
 // op is an operation on the state. apply returns the inode that is the result for the caller, if
@@ -183,6 +184,12 @@ type (
 		Noted uint64
 	}
 
+	// unheldOp says that no daemon follows that of a node: see held.go.
+	unheldOp struct {
+		Node dsm.NodeID
+		Inc  uint64
+	}
+
 	moveOp struct {
 		Ino      dsm.Ino
 		To       dsm.NodeID
@@ -236,6 +243,7 @@ var ops = map[opKind]struct {
 	kindBackups:        {"report on a backup", backupsOp{}, false},
 	kindBack:           {"resume", backOp{}, false},
 	kindApart:          {"links", apartOp{}, false},
+	kindUnheld:         {"end with the daemon", unheldOp{}, false},
 }
 
 var opKinds = func() map[reflect.Type]opKind {

@@ -256,6 +256,28 @@ func (c *Catalog) signToFormer(ctx context.Context, try int) error {
 	return err
 }
 
+// EndsWithDaemon says to the cluster that no daemon follows this one: when it ends the node is gone, as one without a holder, which nobody waits for.
+func (c *Catalog) EndsWithDaemon(ctx context.Context) error {
+	_, err := c.propose(ctx, unheldOp{c.self.ID, c.self.Inc})
+	return err
+}
+
+func (o unheldOp) apply(s *state, st step) (dsm.Inode, error) {
+	m, ok := s.view.Member(o.Node)
+	switch {
+	case !ok || m.Gone || m.Inc != o.Inc || st.node != o.Node:
+		return dsm.Inode{}, fail(errs.Evicted, "node %s", o.Node)
+	case !m.Held:
+		return dsm.Inode{}, nil
+	}
+	s.reviewed(func(v *dsm.View) {
+		for i := range v.Members {
+			v.Members[i].Held = v.Members[i].Held && v.Members[i].ID != o.Node
+		}
+	})
+	return dsm.Inode{}, nil
+}
+
 // isHeld reports whether a node is a member with a holder: if its daemon is killed another one may follow.
 func (c *Catalog) isHeld(id dsm.NodeID) bool {
 	m, ok := c.Current().Member(id)

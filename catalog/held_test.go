@@ -491,3 +491,23 @@ func TestLeaveWhileAMemberIsStopped(t *testing.T) {
 	ok(t, leaver.Leave(patient(t)))
 	awaitGone(t, n, leaver)
 }
+
+// TestEndsWithDaemon: a node says that no daemon follows. All know that it is to be waited for no longer than any other; what it says for another node, or of an earlier incarnation, does not count.
+func TestEndsWithDaemon(t *testing.T) {
+	n, _, other := startHeldPair(t)
+	if !other.isHeld(n.self.ID) {
+		t.Fatal("the other node does not know that a daemon may follow")
+	}
+	for _, o := range []unheldOp{{n.self.ID, n.self.Inc + 1}, {n.self.ID, n.self.Inc}} {
+		if _, err := other.propose(patient(t), o); !errs.Is(err, errs.Evicted) {
+			t.Errorf("%+v by another node: %v", o, err)
+		}
+	}
+	for range 2 {
+		ok(t, n.EndsWithDaemon(patient(t)))
+	}
+	ok(t, other.news.until(patient(t), other.life, func() bool { return !other.isHeld(n.self.ID) }))
+	if m, member := other.Current().Member(n.self.ID); !member || m.Gone {
+		t.Errorf("it is a member no longer: %+v", m)
+	}
+}

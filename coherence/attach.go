@@ -127,7 +127,11 @@ func (a *Area) exclusiveLocked(t *Attachment) error {
 		return errs.E(errs.Unsupported, "attach", "the file is open or mapped on this node with access=direct: programs that write map it through the mount, which is the same memory")
 	case !t.mount || r.direct > 0:
 		return nil
-	case r.mapped == 0:
+	}
+	if r.mapped == 0 || !a.mu.mem.Sealed() && r.attached == 0 {
+		a.endsWithDaemonLocked("a program has a file with access=direct open")
+	}
+	if r.mapped == 0 {
 		a.unshareLocked()
 	}
 	if a.mu.mem.Sealed() || r.attached > 0 {

@@ -121,7 +121,9 @@ func (a *Area) unheldLocked(write bool) {
 	}
 	switch {
 	case a.versionedLocked():
-		n.cfg.Unheld("a program has a versioned file open")
+		const why = "a program has a versioned file open"
+		n.cfg.Unheld(why)
+		a.endsWithDaemonLocked(why)
 	case a.mu.replica.demand && write:
 		n.cfg.Unheld("a program has a file with pages on demand open for writing")
 	case a.mu.ino.Size > mostHeld:

@@ -21,9 +21,6 @@ func (a *Area) heldFile(ctx context.Context, program int, write bool) (*pages.He
 	if store == nil {
 		return nil, nil
 	}
-	if program == dsm.ByMount {
-		return nil, errs.E(errs.Unsupported, "attach", "no file of a mount with --hold is direct")
-	}
 	var err error
 	wants := false
 	a.note(func() {
@@ -98,14 +95,20 @@ func (a *Area) hasDraftLocked(program int) *draft {
 	return nil
 }
 
-// heldRefusalLocked returns why a program cannot attach because no daemon that follows could go on with it; nil if nothing is held.
+// heldRefusalLocked returns why a program cannot attach because no daemon that follows could go on with it; nil if nothing is held. If the program may attach all the same no daemon
+// follows from now on.
 func (a *Area) heldRefusalLocked(program int, write bool) error {
-	if a.node.cfg.Store == nil {
+	cfg := &a.node.cfg
+	if cfg.Store == nil || a.mu.mem == nil {
 		return nil
 	}
 	why := ""
 	draft := a.wantsDraftLocked(program, write) || a.hasDraftLocked(program) != nil
 	switch {
+	case program == dsm.ByMount && cfg.MayEnd:
+		return nil // exclusiveLocked may refuse it yet
+	case program == dsm.ByMount:
+		why = "a file with access=direct"
 	case a.versionedLocked():
 		why = "a versioned file"
 	case a.mu.replica.demand || a.mu.ino.Spec.Residency == dsm.ResidencyDemand:
@@ -115,7 +118,21 @@ func (a *Area) heldRefusalLocked(program int, write bool) error {
 	default:
 		return nil
 	}
-	return errs.E(errs.Unsupported, "attach", "programs cannot attach %s on a mount with --hold: they have it through the mount", why)
+	if !cfg.MayEnd {
+		return errs.E(errs.Unsupported, "attach", "programs cannot attach %s on a mount with --hold: they have it through the mount", why)
+	}
+	a.endsWithDaemonLocked("a program has attached " + why)
+	return nil
+}
+
+// endsWithDaemonLocked says that no other daemon can follow this one, and that none needs what the area has.
+func (a *Area) endsWithDaemonLocked(why string) {
+	cfg := &a.node.cfg
+	if cfg.Store == nil || !cfg.MayEnd || a.mu.mem == nil {
+		return
+	}
+	cfg.Unheld(why)
+	a.mu.mem.EndsWithDaemon()
 }
 
 // attachable reports whether programs may have the working copy mapped, or drafts, since an earlier daemon.

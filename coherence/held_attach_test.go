@@ -192,33 +192,53 @@ func TestKilledWhileWhatIsPublishedEnds(t *testing.T) {
 	}
 }
 
-// TestHeldAttachmentsThatAreRefused: a program cannot attach what no daemon that follows could go on with.
-func TestHeldAttachmentsThatAreRefused(t *testing.T) {
-	for what, spec := range map[string]dsm.Spec{
-		"on demand": {Residency: dsm.ResidencyDemand},
-		"versioned": {Mode: dsm.ModeVersioned},
+// TestHeldAttachmentsThatEnd: what no daemon that follows could go on with is refused, or no daemon follows, as the node is told.
+func TestHeldAttachmentsThatEnd(t *testing.T) {
+	for what, c := range map[string]struct {
+		spec    dsm.Spec
+		program int
+	}{
+		"on demand": {dsm.Spec{Residency: dsm.ResidencyDemand}, 77},
+		"versioned": {dsm.Spec{Mode: dsm.ModeVersioned}, 77},
+		"direct":    {dsm.Spec{}, dsm.ByMount},
 	} {
-		ino := dsm.Inode{Size: dsm.PageSize, Spec: spec}
-		if spec.Mode == dsm.ModeVersioned {
-			ino.Size = 0
-		}
-		s := newSim(t, 1, 2, ino)
-		n := s.nodes[1]
-		n.hold()
-		n.open(false)
-		s.drain()
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		for _, write := range []bool{false, true} {
-			if write && what == "versioned" {
-				continue // a node must own it first
+		for _, mayEnd := range []bool{false, true} {
+			ino := dsm.Inode{Size: dsm.PageSize, Spec: c.spec}
+			if c.spec.Mode == dsm.ModeVersioned {
+				ino.Size = 0
 			}
-			if _, _, err := n.area.Attach(ctx, 77, write); !errs.Is(err, errs.Unsupported) {
-				t.Errorf("%s, write %v: %v", what, write, err)
+			s := newSim(t, 1, 2, ino)
+			n := s.nodes[1]
+			why := ""
+			n.config.MayEnd, n.config.Unheld = mayEnd, func(w string) { why = w }
+			n.hold()
+			n.open(false)
+			s.drain()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			for _, write := range []bool{false, true} {
+				if write && what == "versioned" {
+					continue // a node must own it first
+				}
+				at, f, err := n.area.Attach(ctx, c.program, write)
+				if !mayEnd {
+					if !errs.Is(err, errs.Unsupported) {
+						t.Errorf("%s, write %v: %v", what, write, err)
+					}
+					continue
+				}
+				if err != nil || why == "" {
+					t.Errorf("%s, write %v: %v; no daemon follows: %q", what, write, err, why)
+					continue
+				}
+				at.Detach()
+				if err := f.Close(); err != nil {
+					t.Error(err)
+				}
 			}
-		}
-		cancel()
-		if k, err := n.shelf.After(0); k != 0 || err != nil {
-			t.Errorf("%s: the holder has file %d, %v", what, k, err)
+			cancel()
+			if k, err := n.shelf.After(0); k != 0 || err != nil {
+				t.Errorf("%s: the holder has file %d, %v", what, k, err)
+			}
 		}
 	}
 }

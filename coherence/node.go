@@ -55,6 +55,8 @@ type Config struct {
 	RoundPatience time.Duration
 	// Unheld, if not nil, is told why no other daemon can follow this one.
 	Unheld func(why string)
+	// MayEnd says that a program may have of an area what no other daemon could go on with: Unheld is called then. Otherwise it is refused.
+	MayEnd bool
 	// LocksLost, if not nil, reports whether programs of this node believe to have locks of the file that the cluster has dropped. It is called with the
 	// area's lock held.
 	LocksLost func(dsm.AreaID) bool

@@ -176,8 +176,11 @@ func (a *Area) awaitAllHere(ctx context.Context) error {
 		return nil
 	}
 	return a.awaitHomes(ctx, "open", func() bool {
-		if a.mu.replica.demand || !a.allHereLocked() {
-			return a.mu.replica.demand // no daemon follows: see unheldLocked
+		if a.mu.replica.demand || a.mu.mem != nil && !a.mu.mem.Outlives() {
+			return true // no daemon follows: see unheldLocked
+		}
+		if !a.allHereLocked() {
+			return false
 		}
 		if a.mu.replica.subscribed { // at once: with the next view a slot may move, and its pages come again
 			a.mu.mem.WorkingIsNewest()

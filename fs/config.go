@@ -51,7 +51,10 @@ type Config struct {
 	// has another.
 	// ClaimedFiles are the files that this node claims in the catalog.
 	// Descriptors has what outlives it beside that.
+	// Unheld is told why no other daemon can follow this one. MayEnd says that programs may have what no other could go on with.
 	Held         *hold.Memory
+	Unheld       func(why string)
+	MayEnd       bool
 	Device       int
 	ClaimedFiles []dsm.Ino
 	Descriptors  hold.Descriptors
@@ -79,8 +82,8 @@ func (c *Config) check() error {
 	switch {
 	case c.Names == nil || c.Areas == nil || c.Info == nil || c.Log == nil:
 		return errs.E(errs.Invalid, "mount", "incomplete configuration")
-	case c.Held != nil && (c.Mountpoint == "" || c.Descriptors == nil || c.PassthroughOff == ""):
-		return errs.E(errs.Invalid, "mount", "what is held cannot be direct")
+	case c.Held != nil && (c.Mountpoint == "" || c.Descriptors == nil || c.Unheld == nil):
+		return errs.E(errs.Invalid, "mount", "incomplete configuration of what is held")
 	case len(c.HarvestArgv) == 0:
 		return errs.E(errs.Invalid, "mount", "no command for the harvest child")
 	}

@@ -73,7 +73,7 @@ func (o *opens) choose(ctx context.Context, a *openArea, alone bool) error {
 		}
 		a.note(i)
 	}
-	wanted := a.access() == dsm.AccessDirect
+	wanted := a.access() == dsm.AccessDirect && !o.b.resuming.Load() // of what was direct no daemon follows, so the kernel has it in its page cache
 	if wanted && o.b.passthrough.reason() != "" {
 		o.b.passthrough.refused(o.b.log)
 		wanted = false

@@ -97,7 +97,7 @@ func (x *heldFiles) init(b *bridge) {
 
 // refuses returns why a setting is not possible here. If others have joined all settings are possible: see coherence.Config.Unheld.
 func (x *heldFiles) refuses(key, value string) error {
-	if x.journal == nil || x.b.cfg.Held.Word(hold.Others).Load() != 0 || !(key == "residency" && value == dsm.ResidencyDemand.String() || key == "mode" && value == dsm.ModeVersioned.String()) {
+	if x.journal == nil || x.b.cfg.MayEnd || x.b.cfg.Held.Word(hold.Others).Load() != 0 || !(key == "residency" && value == dsm.ResidencyDemand.String() || key == "mode" && value == dsm.ModeVersioned.String()) {
 		return nil
 	}
 	return errs.E(errs.Unsupported, "set attribute", "%s%s=%s does not go with --hold", dsmPrefix, key, value)
@@ -327,8 +327,7 @@ func (x *heldFiles) writeLocked(r []byte) {
 		err = x.compactLocked()
 	}
 	if err != nil {
-		x.b.log.Error("what is open is not held any more", "err", err)
-		x.b.cfg.Held.Word(hold.Refused).Store(1)
+		x.b.cfg.Unheld("what is open cannot be noted: " + err.Error())
 	}
 }
 

@@ -45,8 +45,7 @@ func (b *bridge) negotiate(m *hold.Memory, device int, first bool) (_ *fuse.Serv
 			return nil, os.NewSyscallError("read", err)
 		}
 		if !resends(request[:n]) {
-			m.Word(hold.Refused).Store(1)
-			b.log.Warn("the kernel cannot repeat requests (that takes Linux 6.9): if the daemon is killed, its mount is lost, as without --hold")
+			b.cfg.Unheld("the kernel cannot repeat requests, which takes Linux 6.9")
 		}
 		if err := m.SetText(hold.InitIn, string(request[:n])); err != nil {
 			return nil, err

@@ -21,7 +21,7 @@ called by any number of threads at the same time. Signal handlers may call dsmfs
 fork: the child attaches again at the same addresses before fork returns in it, and is then tracked like its parent. Where that fails its memory
 there is PROT_NONE: SIGSEGV, never zeroes, and requests fail with -ENOTCONN. A child made by a bare clone(2) has no mapping at all.
 
-When the daemon ends, requests fail with -ENOTCONN; the memory stays readable and writable, but is this process's own. On a mount with --hold another daemon
+When the daemon ends, requests fail with -ENOTCONN; the memory stays readable and writable, but is this process's own. On a mount with a holder another daemon
 follows: then requests wait for that one, and go on. Only a timeout ends that, and what the program does with signals. dsmfs_detach, munmap, fork and exit do not wait.
 
 Of an area with user.dsm.residency=demand a node keeps what its programs touch, and the rest comes when it is touched: the thread waits. What does not come

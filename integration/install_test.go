@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/dsmfs/dsmfs/integration/harness"
 )
 
@@ -110,28 +112,46 @@ func TestUnit(t *testing.T) {
 	}
 }
 
-// TestService runs the daemon as a unit of type notify is run.
+// TestService runs the daemon as a unit of type notify is run, with a holder and without. The manager believes only the process that it has started.
 func TestService(t *testing.T) {
-	c := cluster(t, harness.Options{})
-	n := c.Declare()
+	for _, held := range []bool{false, true} {
+		service(t, cluster(t, harness.Options{Default: held}).Declare())
+	}
+}
+
+func service(t *testing.T, n *harness.Node) {
 	socket := filepath.Join(t.TempDir(), "notify")
 	manager, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = manager.Close() }() // only a socket
+	raw, err := manager.SyscallConn()
+	if err == nil {
+		err = raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PASSCRED, 1) })
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := n.Command(context.Background(), harness.Binary(), n.Arguments()...)
 	hears := func(want string) {
 		t.Helper()
-		var buf [1024]byte
+		var buf, more [1024]byte
 		if err := manager.SetReadDeadline(time.Now().Add(limit)); err != nil {
 			t.Fatal(err)
 		}
-		k, err := manager.Read(buf[:])
+		k, about, _, _, err := manager.ReadMsgUnix(buf[:], more[:])
 		if text := string(buf[:max(k, 0)]); err != nil || !slices.Contains(strings.Split(text, "\n"), want) {
 			t.Errorf("the manager is told %q, %v; want %s", text, err, want)
 		}
+		all, err := unix.ParseSocketControlMessage(more[:about])
+		if err != nil || len(all) != 1 {
+			t.Fatalf("from whom: %v, %v", all, err)
+		}
+		if who, err := unix.ParseUnixCredentials(&all[0]); err != nil || int(who.Pid) != cmd.Process.Pid {
+			t.Errorf("the manager is told by %v, %v, and has started %d", who, err, cmd.Process.Pid)
+		}
 	}
-	cmd := n.Command(context.Background(), harness.Binary(), n.Arguments()...)
 	cmd.Env = append(cmd.Env, "NOTIFY_SOCKET="+socket)
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

@@ -14,7 +14,7 @@ import (
 
 // background mounts at a node's mount point without staying in the foreground, as people do.
 func background(n *harness.Node, more ...string) harness.Result {
-	return n.CLI(append([]string{"mount", n.Mount, "--listen", n.Address, "--name", n.Name, "--memory", "64M", "--state", n.State()}, more...)...)
+	return n.CLI(append([]string{"mount", n.Mount, "--hold=off", "--listen", n.Address, "--name", n.Name, "--memory", "64M", "--state", n.State()}, more...)...)
 }
 
 // done fails the test unless the command went well.

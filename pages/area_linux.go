@@ -32,7 +32,8 @@ type Area struct {
 	demand  *demand                 // nil unless the area is on demand
 	ledger  *Cached                 // the newest one; nil before the first
 	drops   *Drops                  // of the file; never nil
-	kept    *keeping                // nil unless it has a record in a Keep: see outlives
+	kept    *keeping                // nil unless it has a record in a Keep: see Outlives
+	ends    bool                    // see EndsWithDaemon
 	note    []frame                 // see BeginMerge
 	sent    int                     // how many Sents there are
 	left    map[frameKind][]tagged  // until ResumeCached

@@ -17,7 +17,7 @@ import (
 // toFile moves an anonymous copy into a memfd with a mapping of at least n bytes. After an error it
 // is unchanged.
 func (c *areaCopy) toFile(n int64) error {
-	if c.kept != nil {
+	if c.at != nil {
 		return errs.E(errs.Unsupported, "open memory", "programs cannot attach this file on a mount with --hold")
 	}
 	fd, err := newFile(c.String())

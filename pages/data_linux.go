@@ -48,7 +48,7 @@ func (a *Area) Sealed() bool { return a.working.sealed }
 // Unshare gives a working copy that is Sealed memory of its own. It is called when no program has it. Page
 // slices that were returned before are invalid. The area is not one on demand.
 func (a *Area) Unshare() error {
-	if !a.working.sealed || a.demand != nil || a.outlives() { // no file of a held mount is direct
+	if !a.working.sealed || a.demand != nil || a.Outlives() { // no file of a held mount is direct
 		return nil
 	}
 	return a.failed("unshare", a.working.unshare())

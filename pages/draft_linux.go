@@ -24,7 +24,7 @@ type Draft struct {
 // NewDraft returns a draft of a program as large as the area, all zero. If the area outlives the daemon its memory is file, which it takes over.
 func (a *Area) NewDraft(program int, file *HeldFile) (*Draft, error) {
 	d := &Draft{memory: newCopy(a.id, "d", true), base: newCopy(a.id, "db", false)}
-	if a.outlives() {
+	if a.Outlives() {
 		if err := a.keepDraft(d, program, file); err != nil {
 			return nil, err
 		}

@@ -194,7 +194,7 @@ func (c *areaCopy) file() *HeldFile {
 }
 
 // WantsFile reports whether the working copy must get a HeldFile before a program can have it.
-func (a *Area) WantsFile() bool { return a.outlives() && a.working.fd < 0 }
+func (a *Area) WantsFile() bool { return a.Outlives() && a.working.fd < 0 }
 
 // TakeFile moves the working copy into a file, unless it is in one. After an error it is where it was.
 func (a *Area) TakeFile(f *HeldFile) error {

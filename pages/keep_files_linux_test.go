@@ -484,3 +484,76 @@ func TestFollowsWhileMemoryIsFreed(t *testing.T) {
 		t.Errorf("it has %d bytes, %d, %d", h.a.Size(), h.a.Working(1)[0], h.a.Working(4)[0])
 	}
 }
+
+// TestAreaThatEndsWithItsDaemon: programs may have of it what they may have of an area that is in no Keep: either copy, a working copy that is not sealed any more, and a draft without a HeldFile.
+// Its bytes stay, and so does nothing in the Keep when it is closed.
+func TestAreaThatEndsWithItsDaemon(t *testing.T) {
+	for _, attached := range []bool{false, true} {
+		for _, size := range []int64{5*dsm.PageSize + 100, smallCopy + 5*dsm.PageSize} {
+			m, err := hold.Create()
+			shelf := hold.NewShelf()
+			must := func(err error) {
+				t.Helper()
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			must(err)
+			s, err := NewKeep(m, shelf)
+			must(err)
+			a, _ := beginHeld(t, s, size)
+			copy(a.Working(3), fill(7))
+			a.SetBase(3, fill(6))
+			if attached {
+				file, err := s.NewFile(5)
+				must(err)
+				must(a.TakeFile(file))
+				f, err := a.OpenWorking(true)
+				must(err)
+				must(f.Close())
+			} else {
+				file, err := s.NewFile(5)
+				must(err)
+				_, _, err = a.MoveAhead(file, 1)
+				must(err)
+				defer func() { must(file.Close()) }()
+			}
+			if _, err := a.OpenBase(); err == nil {
+				t.Error("a program has a base that outlives the daemon")
+			}
+			a.EndsWithDaemon()
+			if a.Outlives() || a.WantsFile() {
+				t.Errorf("outlives %v, wants a file %v", a.Outlives(), a.WantsFile())
+			}
+			must(a.Unshare())
+			if a.Sealed() {
+				t.Error("the working copy is still sealed")
+			}
+			reads := func(open func() (*os.File, error), want byte) {
+				t.Helper()
+				f, err := open()
+				must(err)
+				var b [1]byte
+				if _, err := f.ReadAt(b[:], 3*dsm.PageSize); err != nil || b[0] != want {
+					t.Errorf("attached %v, %d bytes: a program reads %d, %v; want %d", attached, size, b[0], err, want)
+				}
+				must(f.Close())
+			}
+			reads(func() (*os.File, error) { return a.OpenWorking(false) }, 7)
+			reads(a.OpenBase, 6)
+			d, err := a.NewDraft(9, nil)
+			must(err)
+			must(d.Fill(a, 0, size))
+			reads(func() (*os.File, error) { return d.Open(true) }, 7)
+			must(d.Close())
+			must(a.Resize(2 * smallCopy))
+			copy(a.Working(smallCopy/dsm.PageSize+3), fill(5))
+			must(a.EndReplica())
+			must(a.BeginReplica())
+			must(a.Close())
+			if n := s.mu.slots.used - len(s.mu.slots.free) + s.mu.records.used - len(s.mu.records.free); n != 0 {
+				t.Errorf("attached %v, %d bytes: %d records and slots are still in use", attached, size, n)
+			}
+		}
+	}
+}

@@ -372,7 +372,7 @@ func (c *Cached) keepsGiven(x *cachedExtent, i int) {
 // the daemon is killed before this is done, both are as before: the WRITE comes again, and must not count twice.
 func (c *Cached) nowGiven(p dsm.PageIndex, lo int, data []byte) frame {
 	g := c.given[p]
-	if !c.area.outlives() {
+	if !c.area.Outlives() {
 		copy(g.mem[lo:], data)
 		return g
 	}
@@ -402,7 +402,7 @@ func (c *Cached) isGiven(p dsm.PageIndex, next frame) {
 // the WRITE comes again: then either nothing was done, or the next daemon does the rest, and the WRITE changes nothing.
 func (c *Cached) storeShared(k merge.Kernel, p dsm.PageIndex, lo int, data, base, stored []byte) frame {
 	a := c.area
-	if !a.outlives() {
+	if !a.Outlives() {
 		k.StoreShared(p, base, a.Working(p), stored)
 		g := c.given[p]
 		copy(g.mem[lo:], data)
@@ -418,23 +418,3 @@ func (c *Cached) storeShared(k merge.Kernel, p dsm.PageIndex, lo int, data, base
 
 // Resumed reports whether the ledger was taken over from an earlier daemon.
 func (c *Cached) Resumed() bool { return c.resumed > 0 || c.area.size == 0 }
-
-// Stored calls f for each page of which one of the copies takes memory.
-func (a *Area) Stored(f func(p dsm.PageIndex)) {
-	for w, b := a.working.nextData(0), a.base.nextTaken(0); w != noPage || b != noPage; {
-		p := w
-		if w == noPage || b != noPage && b < w {
-			p = b
-		}
-		if int64(p)*dsm.PageSize >= a.size { // a program may have made its memfd longer
-			return
-		}
-		f(p)
-		if w == p {
-			w = a.working.nextData(p + 1)
-		}
-		if b == p {
-			b = a.base.nextTaken(p + 1)
-		}
-	}
-}

@@ -280,8 +280,22 @@ func (s *Keep) NewHeldDemandArea(id dsm.AreaID, size int64) (*Area, error) {
 	return newArea(id, size, &demand{none: missing()}, k)
 }
 
-// outlives reports whether the copies outlive the daemon.
-func (a *Area) outlives() bool { return a.kept != nil && a.demand == nil }
+// Outlives reports whether the copies outlive the daemon.
+func (a *Area) Outlives() bool { return a.kept != nil && a.demand == nil && !a.ends }
+
+// EndsWithDaemon says that no other daemon takes the copies over. From now on programs may have of the area what they may have of one that is in no Keep. The
+// memory that the copies have stays theirs.
+func (a *Area) EndsWithDaemon() {
+	if !a.Outlives() {
+		return
+	}
+	a.ends = true
+	for _, c := range []*areaCopy{a.working, a.base} {
+		c.moving.end()
+		c.at, c.moving = nil, nil
+	}
+	a.working.filed = true
+}
 
 // FollowedTo says up to which change of the catalog the copies follow.
 func (a *Area) FollowedTo(rev dsm.Generation) {
@@ -296,7 +310,7 @@ func (a *Area) HasNewest() bool { return a.kept != nil && a.kept.record.Newest.L
 // WorkingIsNewest says that the working copy has all bytes of the area, from now until EndReplica: programs are going to store into it. What it
 // has counts for the next daemon.
 func (a *Area) WorkingIsNewest() {
-	if a.outlives() {
+	if a.Outlives() {
 		a.kept.record.Newest.Store(1)
 	}
 }
@@ -472,5 +486,25 @@ func (c *areaCopy) become(o *areaCopy) error {
 func (a *Area) Data(f func(p dsm.PageIndex)) {
 	for p := a.base.nextTaken(0); p != noPage; p = a.base.nextTaken(p + 1) {
 		f(p)
+	}
+}
+
+// Stored calls f for each page of which one of the copies takes memory.
+func (a *Area) Stored(f func(p dsm.PageIndex)) {
+	for w, b := a.working.nextData(0), a.base.nextTaken(0); w != noPage || b != noPage; {
+		p := w
+		if w == noPage || b != noPage && b < w {
+			p = b
+		}
+		if int64(p)*dsm.PageSize >= a.size { // a program may have made its memfd longer
+			return
+		}
+		f(p)
+		if w == p {
+			w = a.working.nextData(p + 1)
+		}
+		if b == p {
+			b = a.base.nextTaken(p + 1)
+		}
 	}
 }

@@ -15,7 +15,7 @@ import (
 // BeginMerge is called before both copies of page p are changed, or the base copy in a way that cannot be done twice. If the daemon is killed before EndMerge, the next one has the
 // page as it is now, and what was sent of it as it is said to be. While programs may be storing to the working copy that is not put back: see MergeShared.
 func (a *Area) BeginMerge(p dsm.PageIndex, sent []SentOf) {
-	if !a.outlives() {
+	if !a.Outlives() {
 		return
 	}
 	a.takeNote(2)
@@ -50,7 +50,7 @@ func (a *Area) noteSets(at int, kind frameKind, p dsm.PageIndex, sent []SentOf) 
 // MergeShared is merge.Kernel.MergeShared of the working copy of page p, from mine to coming, between BeginMerge and EndMerge. The base becomes after. A program that stores to the page meanwhile goes on when
 // the daemon is killed, so the working copy cannot be put back. Instead the next daemon goes on with the merge where it was. sent says what is so of the page afterwards.
 func (a *Area) MergeShared(k merge.Kernel, p dsm.PageIndex, sent []SentOf, mine, coming, after []byte) {
-	if !a.outlives() {
+	if !a.Outlives() {
 		k.MergeShared(p, mine, a.Working(p), coming)
 		return
 	}
@@ -88,7 +88,7 @@ func (a *Area) noteStored(p dsm.PageIndex, base, stored []byte) (note []byte) {
 
 // EndMerge says that the change is done.
 func (a *Area) EndMerge() {
-	if !a.outlives() {
+	if !a.Outlives() {
 		return
 	}
 	a.frames.untag(a.note[0])

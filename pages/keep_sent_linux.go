@@ -50,7 +50,7 @@ func (s SentOf) in() (bits uint64) {
 // KeepSent keeps what is sent of an extent under a number: pages of which the base copy does not have it, pages whose bytes it has besides, a
 // head, and a body. It returns nil if nothing outlives the daemon.
 func (a *Area) KeepSent(e dsm.ExtentIndex, number uint64, pages, besides dsm.PageSet, head []uint64, body ...[]byte) *Sent {
-	if !a.outlives() {
+	if !a.Outlives() {
 		return nil
 	}
 	a.sent++

@@ -95,7 +95,7 @@ func (i info) Cluster() []control.Stat {
 		encrypted = 1
 	}
 	uncovered, all := i.n.cats.last().Uncovered()
-	if h := i.n.cfg.held; h != nil && h.mem.Word(hold.Others).Load() == 0 { // the next daemon has all
+	if h := i.n.cfg.held; h.isFollowed() && h.mem.Word(hold.Others).Load() == 0 { // the next daemon has all
 		uncovered, all = 0, 0
 	}
 	return []control.Stat{

@@ -16,6 +16,7 @@ var flagValues = map[string][]string{
 	"log-level":   {"debug", "info", "warn", "error"},
 	"tracking":    {"auto", "async", "sync", "compare"},
 	"passthrough": {"auto", "off"},
+	"hold":        {"auto", "on", "off"},
 }
 
 // kind is the kind of a word on a command line, as far as a shell can complete it.
@@ -128,6 +129,16 @@ func eachFlag(v verb, do func(f *pflag.Flag)) error {
 // takesValue reports whether the next word is the flag's value.
 func takesValue(f *pflag.Flag) bool { return f.NoOptDefVal == "" }
 
+// joined returns the flag with each of its values, if it takes them only after =.
+func joined(f *pflag.Flag) (words []string) {
+	if !takesValue(f) {
+		for _, value := range flagValues[f.Name] {
+			words = append(words, "--"+f.Name+"="+value)
+		}
+	}
+	return words
+}
+
 // listMounts is a command that prints the mount points without touching one.
 const listMounts = `awk '/ - fuse\.dsmfs / { print $5 }' /proc/self/mountinfo`
 
@@ -164,6 +175,7 @@ _dsmfs() {
 		err := eachFlag(v, func(f *pflag.Flag) {
 			names := "--" + f.Name
 			flags = append(flags, names)
+			flags = append(flags, joined(f)...)
 			if f.Shorthand != "" {
 				names += " | -" + f.Shorthand
 			}
@@ -221,6 +233,10 @@ func completeZsh(b *strings.Builder) error {
 			value := ""
 			if takesValue(f) {
 				value = ":" + plain(what) + ":" + of(valueOf(f))
+			}
+			if joined(f) != nil {
+				fmt.Fprintf(b, " \\\n            '--%s=-[%s]::%s:%s'", f.Name, plain(usage), plain(what), of(valueOf(f)))
+				return
 			}
 			many := ""
 			if strings.HasSuffix(f.Value.Type(), "Array") {
@@ -293,6 +309,9 @@ func completeFish(b *strings.Builder) error {
 				line += how
 			}
 			b.WriteString(line + " -d " + quote(usage) + "\n")
+			for _, word := range joined(f) {
+				b.WriteString(head + " -a " + word + "\n")
+			}
 		})
 		if err != nil {
 			return err

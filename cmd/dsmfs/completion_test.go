@@ -76,7 +76,7 @@ func TestFlagValues(t *testing.T) {
 			if name == "tracking" && value != "auto" {
 				continue // the machine may not have it
 			}
-			parsed(t, "/mnt", "--"+name, value)
+			parsed(t, "/mnt", "--"+name+"="+value)
 		}
 	}
 }

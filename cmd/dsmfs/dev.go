@@ -164,7 +164,7 @@ func (d *dev) run(orders <-chan string) error {
 // to end meanwhile.
 func (d *dev) start(n *devNode, first string) (stopped bool, err error) {
 	args := append([]string{n.mount, "--listen", "127.0.0.1:0", "--name", n.name, "--state", n.state,
-		"--log-file", n.state + ".log", "--force"}, d.flags...)
+		"--log-file", n.state + ".log", "--force", "--hold=off"}, d.flags...)
 	if first != "" {
 		args = append(args, "--join", first)
 	}

@@ -3,9 +3,11 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 )
@@ -83,9 +85,9 @@ func parsed(t *testing.T, args ...string) mountConfig {
 
 func TestOptionsEqualFlags(t *testing.T) {
 	flags := parsed(t, "/mnt", "--join", "127.0.0.1", "--join", "localhost:9", "--listen", "0.0.0.0:1", "--advertise", "h:2", "--insecure",
-		"--name", "n", "--memory", "64M", "--state", "/s", "--fault-timeout", "5s", "--unmount-timeout", "6s", "--lease", "7s", "--scrub", "8h", "--log-level", "debug", "--log-file", "/l", "--tracking", "compare", "--passthrough", "off", "--no-mount", "--force")
+		"--name", "n", "--memory", "64M", "--state", "/s", "--fault-timeout", "5s", "--unmount-timeout", "6s", "--lease", "7s", "--scrub", "8h", "--log-level", "debug", "--log-file", "/l", "--tracking", "compare", "--passthrough", "off", "--hold=off", "--no-mount", "--force")
 	options := parsed(t, "-o", "rw,noauto,_netdev,nofail,user,defaults,x-systemd.automount,join=127.0.0.1", "/mnt", "-o",
-		"join=localhost:9,listen=0.0.0.0:1,advertise=h:2,insecure,name=n,memory=64M,state=/s,fault_timeout=5s,unmount_timeout=6s,lease=7s,scrub=8h,log-level=debug,log_file=/l,tracking=compare,passthrough=off,no_mount,force")
+		"join=localhost:9,listen=0.0.0.0:1,advertise=h:2,insecure,name=n,memory=64M,state=/s,fault_timeout=5s,unmount_timeout=6s,lease=7s,scrub=8h,log-level=debug,log_file=/l,tracking=compare,passthrough=off,hold=off,no_mount,force")
 	if !slices.Equal(flags.join, options.join) {
 		t.Errorf("join: %v and %v", flags.join, options.join)
 	}
@@ -95,7 +97,7 @@ func TestOptionsEqualFlags(t *testing.T) {
 	flags.join, options.join = nil, nil
 	want := mountConfig{
 		point: "/mnt", listen: "0.0.0.0:1", advertise: "h:2", name: "n", insecure: true, memory: 64 << 20, state: "/s",
-		timeout: 5 * time.Second, unmount: 6 * time.Second, lease: 7 * time.Second, scrub: 8 * time.Hour, tracking: "compare", passthrough: "off", noMount: true, logLevel: "debug", logFile: "/l", force: true, allowOther: os.Geteuid() == 0,
+		timeout: 5 * time.Second, unmount: 6 * time.Second, lease: 7 * time.Second, scrub: 8 * time.Hour, tracking: "compare", passthrough: "off", hold: holdOff, noMount: true, logLevel: "debug", logFile: "/l", force: true, allowOther: os.Geteuid() == 0,
 	}
 	for what, c := range map[string]mountConfig{"flags": flags, "options": options} {
 		if got, want := fmt.Sprintf("%+v", c), fmt.Sprintf("%+v", want); got != want {
@@ -139,5 +141,59 @@ func TestMountHelper(t *testing.T) {
 	}
 	if err := p.dispatch([]string{"mount.dsmfs", "dsmfs"}); codeOf(err) != exitUsage {
 		t.Errorf("without a mount point: %v", err)
+	}
+}
+
+// TestHoldFlag: all that people write, as a flag and as a mount option.
+func TestHoldFlag(t *testing.T) {
+	for text, want := range map[string]holdMode{
+		"": holdAuto, "hold": holdOn, "hold=on": holdOn, "hold=true": holdOn, "hold=auto": holdAuto, "hold=off": holdOff, "hold=false": holdOff,
+	} {
+		args := [][]string{{"/mnt"}}
+		if text != "" {
+			args = [][]string{{"/mnt", "--" + text}, {"--" + text, "/mnt"}, {"/mnt", "-o", "rw," + text}, {"/mnt", "--hold=off", "--" + text}}
+		}
+		for _, a := range args {
+			var c mountConfig
+			p := &program{out: io.Discard, err: io.Discard}
+			f := p.flags("mount")
+			registerMountFlags(f, &c)
+			options := f.StringArrayP("options", "o", nil, "")
+			if err := parse(f, a, 1, 1, ""); err != nil {
+				t.Fatalf("%q: %v", a, err)
+			}
+			if err := applyOptions(f, *options); err != nil || c.hold != want {
+				t.Errorf("%q: %s, %v; want %s", a, c.hold, err, want)
+			}
+		}
+	}
+	if code, _, text := cli("mount", "/mnt", "--hold=perhaps"); code != exitUsage || !strings.Contains(text, "want auto, on or off") {
+		t.Errorf("--hold=perhaps: %d, %s", code, text)
+	}
+}
+
+// TestNotHeld: where a mount gets a holder.
+func TestNotHeld(t *testing.T) {
+	for _, c := range []struct {
+		mode    holdMode
+		noMount bool
+		root    bool
+		kernel  string
+		held    bool
+	}{
+		{holdAuto, false, true, "6.9.0-generic", true},
+		{holdAuto, false, true, "6.18.44", true},
+		{holdAuto, false, true, "7.0-rc1", true},
+		{holdAuto, false, true, "6.8.12", false},
+		{holdAuto, false, true, "unknown", false},
+		{holdAuto, false, false, "6.18.44", false},
+		{holdAuto, true, true, "6.18.44", false},
+		{holdOff, false, true, "6.18.44", false},
+		{holdOn, false, true, "6.1.0", true}, // the log says that it is lost with the daemon
+	} {
+		m := mountConfig{hold: c.mode, noMount: c.noMount}
+		if why := m.notHeld(c.root, c.kernel); (why == "") != c.held {
+			t.Errorf("%+v: %q", c, why)
+		}
 	}
 }

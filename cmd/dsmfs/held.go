@@ -6,7 +6,10 @@ import (
 	"crypto/rand"
 	"fmt"
 	"log/slog"
+	"os"
+	"os/signal"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -159,7 +162,51 @@ func (n *node) noteMembers(v *dsm.View) {
 // unheld says that no other daemon can follow this one.
 func (n *node) unheld(why string) {
 	if h := n.cfg.held; h != nil && h.mem.Word(hold.Refused).Swap(1) == 0 {
-		n.log.Warn("from now on the mount is lost if the daemon is killed, as without --hold", "why", why)
+		n.lost.Store(&why)
+		close(n.unfollowed)
+		n.log.Warn("from now on the mount is lost if the daemon is killed, as with --hold=off", "why", why)
+	}
+}
+
+// isFollowed reports whether another daemon follows this one if it is killed, as far as is known.
+func (h *held) isFollowed() bool { return h != nil && h.mem.Word(hold.Refused).Load() == 0 }
+
+// tellUnheld tells the cluster when no daemon follows this one, until ctx ends: the others would wait for one.
+func (n *node) tellUnheld(ctx context.Context) {
+	if !n.awaitUnheld(ctx) {
+		return
+	}
+	for {
+		if m, ok := n.cats.Current().Member(n.self.ID); ok && !m.Held {
+			n.log.Info("the cluster knows that no daemon follows this one")
+			return
+		}
+		err := n.cats.last().EndsWithDaemon(ctx)
+		if err != nil {
+			n.log.Debug("the cluster does not know yet that no daemon follows this one", "err", err)
+		}
+		if !sleep(ctx, rejoinMax/10) {
+			return
+		}
+	}
+}
+
+// awaitUnheld waits until no daemon follows this one, as when the holder is killed: then the kernel sends a signal (start). It returns false if ctx ends.
+func (n *node) awaitUnheld(ctx context.Context) bool {
+	woken := make(chan os.Signal, 1)
+	signal.Notify(woken, syscall.SIGCONT)
+	defer signal.Stop(woken)
+	for {
+		if h := n.cfg.held; h != nil && os.Getppid() != h.holder {
+			n.unheld("the holder has ended")
+		}
+		select {
+		case <-n.unfollowed:
+			return true
+		case <-ctx.Done():
+			return false
+		case <-woken:
+		}
 	}
 }
 

@@ -38,7 +38,7 @@ func following(t *testing.T, view *dsm.View) (*node, <-chan any) {
 	must(mem.SetText(hold.Key, string(make([]byte, ed25519.SeedSize))))
 	must(mem.SetText(hold.Listen, "127.0.0.1:0"))
 	log := slog.New(slog.DiscardHandler)
-	n := &node{log: log, built: make(chan struct{}), resumed: make(chan struct{}), leftovers: newLeftovers()}
+	n := &node{log: log, built: make(chan struct{}), resumed: make(chan struct{}), unfollowed: make(chan struct{}), leftovers: newLeftovers()}
 	n.told.init()
 	n.cfg = nodeConfig{mountConfig: mountConfig{insecure: true, memory: 1 << 20}, log: log, held: &held{mem: mem, resuming: true}}
 	must(n.listen(t.Context()))

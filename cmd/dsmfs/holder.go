@@ -20,12 +20,12 @@ import (
 	"github.com/dsmfs/dsmfs/internal/hold"
 )
 
-// The holder is the process of a mount with --hold that is not killed with the daemon. It does next to nothing: it has
+// The holder is the process of a mount that is not killed with the daemon, unless it is told not to be there: --hold=off. It does next to nothing: it has
 // /dev/fuse open, and the file of package hold, and starts the daemon, again when it was killed. While a descriptor of /dev/fuse is open
 // the mount stays, and its programs wait.
 //
-//	dsmfs mount --hold       the holder: opens, starts, waits
-//	  dsmfs mount --hold     the daemon, told by heldVariable that it is one
+//	dsmfs mount       the holder: opens, starts, waits
+//	  dsmfs mount     the daemon, told by heldVariable that it is one
 //
 // The daemon mounts, and unmounts when it ends in order; then the holder ends. If no daemon can be started, or they are killed too often,
 // the holder ends all the same: the kernel then ends all requests with ENOTCONN.
@@ -69,14 +69,13 @@ type keeper struct {
 	ended   chan struct{} // closed when it has ended, with cmd.ProcessState set
 }
 
-// holdMount is the life of a holder. args are those of mount.
-func holdMount(c mountConfig, args []string, parent *reporter) error {
+// holdMount is the life of a holder, with what is held. args are those of mount.
+func holdMount(c mountConfig, args []string, mem *hold.Memory, parent *reporter) error {
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGUSR1)
 	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
-	mem, err := hold.Create()
-	if err != nil {
-		return fail(exitMachine, "hold: %w", err)
+	if err := checkMachine(); err != nil {
+		return err
 	}
 	device, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -448,6 +447,7 @@ type held struct {
 	mem      *hold.Memory
 	files    hold.Descriptors
 	device   int
+	holder   int    // its process
 	resuming bool   // there was a daemon before
 	before   string // what became of it
 }
@@ -468,7 +468,7 @@ func newHeld() (*held, error) {
 		return nil, err
 	}
 	var fd, files int
-	h := new(held)
+	h := &held{holder: os.Getppid()}
 	words := strings.SplitN(text, " ", 4)
 	if _, err := fmt.Sscan(text, &fd, &h.device, &files); err != nil || len(words) != 4 {
 		return nil, fail(exitUsage, "%s=%q: want three descriptors", heldVariable, text)
@@ -490,17 +490,4 @@ func newHeld() (*held, error) {
 func (h *held) serves() (ends bool) {
 	h.mem.Word(hold.Serving).Store(h.mem.Word(hold.Daemons).Load())
 	return h.mem.Word(hold.Told).CompareAndSwap(1, 2)
-}
-
-// checkHold refuses what does not go with --hold.
-func (c *mountConfig) checkHold() error {
-	switch {
-	case !c.hold:
-		return nil
-	case c.noMount:
-		return fail(exitUsage, "--hold keeps a mount: it does not go with --no-mount")
-	case os.Geteuid() != 0:
-		return fail(exitUsage, "--hold needs root")
-	}
-	return nil
 }

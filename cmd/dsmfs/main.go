@@ -44,7 +44,7 @@ func verbs() []verb {
 	return []verb{
 		{"mount", "MNT [flags]", "mount at MNT: a new cluster, or with --join a further node of one", mountVerb},
 		{"umount", "MNT [flags]", "leave the cluster and unmount MNT", umountVerb},
-		{"upgrade", "MNT", "have a daemon of this program take over a mount that was made with mount --hold; programs go on", upgradeVerb},
+		{"upgrade", "MNT", "have a daemon of this program take over a mount that outlives its daemon (mount --hold); programs go on", upgradeVerb},
 		{"status", "[PATH] [flags]", "how the node of a mount is", statusVerb},
 		{"members", "[PATH] [flags]", "the nodes of the cluster", membersVerb},
 		{"areas", "[PATH] [flags]", "the files and how they are shared: all of a mount, or those below a path in it", areasVerb},

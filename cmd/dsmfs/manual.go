@@ -60,8 +60,12 @@ The first mount makes a cluster of one, every further one joins it.
 			if f.Shorthand != "" {
 				short = fmt.Sprintf(`\fB\-%s\fR, `, f.Shorthand)
 			}
-			line(".TP\n%s\\fB\\-\\-%s\\fR \\fI%s\\fR", short, roff(f.Name), roff(what))
-			if v := f.DefValue; takesValue(f) && v != "" && v != "[]" && v != "0" && f.Name != "memory" {
+			if joined(f) != nil {
+				line(".TP\n%s\\fB\\-\\-%s\\fR[=\\fI%s\\fR]", short, roff(f.Name), roff(what))
+			} else {
+				line(".TP\n%s\\fB\\-\\-%s\\fR \\fI%s\\fR", short, roff(f.Name), roff(what))
+			}
+			if v := f.DefValue; (takesValue(f) || joined(f) != nil) && v != "" && v != "[]" && v != "0" && f.Name != "memory" {
 				usage += " (default " + v + ")"
 			}
 			text(usage + "\n")

@@ -42,14 +42,18 @@ func mountVerb(p *program, args []string) error {
 	if err != nil {
 		return err
 	}
+	var mem *hold.Memory
 	held, err := newHeld()
+	if err == nil && held == nil {
+		mem, err = c.beginHold()
+	}
 	switch {
 	case err != nil:
-	case c.hold && held == nil:
-		err = holdMount(c, args, parent)
+	case mem != nil:
+		err = holdMount(c, args, mem, parent)
 	default:
 		var service *service
-		if service, err = newService(); err == nil {
+		if service, err = newService(held != nil); err == nil {
 			err = runMount(p, c, parent, service, held)
 		}
 	}
@@ -102,6 +106,9 @@ func serveMount(p *program, c mountConfig, st *state, parent *reporter, service 
 		if err := held.begin(&c, log); err != nil {
 			return err
 		}
+	}
+	if c.cannotHold != "" {
+		log.Warn("the mount is lost if the daemon is killed: there can be no holder", "why", c.cannotHold)
 	}
 	if c.force && !c.noMount && (held == nil || !held.resuming) {
 		if err := replaceDead(c.point, log); err != nil {

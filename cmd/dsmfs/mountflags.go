@@ -39,7 +39,8 @@ type mountConfig struct {
 	logFile     string
 	allowOther  bool
 	noMount     bool
-	hold        bool
+	hold        holdMode
+	cannotHold  string // why there is no holder although --hold=auto would have one
 	force       bool
 	foreground  bool
 	detached    bool // this is the child that runs in the background
@@ -78,7 +79,9 @@ func registerMountFlags(f *pflag.FlagSet, c *mountConfig) {
 	f.StringVar(&c.logFile, "log-file", "", "`FILE` to append the log to; default: /var/log/dsmfs/NAME-OF-MNT.log, without root below $XDG_STATE_HOME, with --state DIR/log, with -f standard error")
 	f.BoolVar(&c.allowOther, "allow-other", os.Geteuid() == 0, "let other users in, as far as owner and mode of the files allow")
 	f.BoolVar(&c.noMount, "no-mount", false, "mount nothing: programs attach at DIR/attach of --state; MNT, which need not exist, only names the node")
-	f.BoolVar(&c.hold, "hold", false, "keep the mount if the daemon is killed: another takes over, and programs go on")
+	c.hold = holdAuto
+	f.Var(&c.hold, "hold", "`WHEN` to keep the mount if the daemon is killed, so that another takes over and programs go on: auto, as far as that goes with what programs use (root, Linux 6.9), on, which refuses what it does not go with, or off")
+	f.Lookup("hold").NoOptDefVal = string(holdOn)
 	f.BoolVar(&c.force, "force", false, "replace a dead mount at MNT")
 	f.BoolVarP(&c.foreground, "foreground", "f", false, "do not go into the background")
 	f.BoolVar(&c.detached, detachedFlag, false, "")
@@ -299,7 +302,7 @@ func parseLevel(s string) (slog.Level, error) {
 // passthroughOff returns why files cannot be direct although the kernel may support it, "" if they
 // can.
 func (c *mountConfig) passthroughOff() string {
-	if c.hold {
+	if c.hold == holdOn {
 		return "--hold"
 	}
 	if c.passthrough == "off" {

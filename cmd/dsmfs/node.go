@@ -52,9 +52,12 @@ type node struct {
 	groups    *groups.Node
 	member    bool // of a cluster
 	locksLost bool // that programs had when the daemon before was killed
-	gossip    *membership.Membership
-	fs        *fs.FS
-	mounted   atomic.Pointer[fs.FS] // fs, for goroutines that may be there before it
+	// lost is why no other daemon follows; unfollowed is closed then.
+	lost       atomic.Pointer[string]
+	unfollowed chan struct{}
+	gossip     *membership.Membership
+	fs         *fs.FS
+	mounted    atomic.Pointer[fs.FS] // fs, for goroutines that may be there before it
 
 	leftovers *leftovers
 
@@ -67,7 +70,7 @@ type node struct {
 // startNode starts a node and returns when its mount is usable. If a part fails, the parts started
 // before are stopped again.
 func startNode(ctx context.Context, cfg nodeConfig) (*node, error) {
-	n := &node{cfg: cfg, log: cfg.log, built: make(chan struct{}), resumed: make(chan struct{}), leftovers: newLeftovers()}
+	n := &node{cfg: cfg, log: cfg.log, built: make(chan struct{}), resumed: make(chan struct{}), unfollowed: make(chan struct{}), leftovers: newLeftovers()}
 	n.told.init()
 	n.rejoins.recoveries, n.scrubs.orders = make(chan recovery), make(chan chan error)
 	if cfg.held == nil || !cfg.held.resuming {
@@ -176,7 +179,7 @@ func (n *node) build(context.Context) error {
 	n.data = coherence.New(coherence.Config{
 		Self: n.self.ID, View: &n.cats, Sender: n.net, Log: n.log.With("part", "coherence"), Memory: int64(n.cfg.memory),
 		UnderWay: (withMargin(int64(n.cfg.memory)) - int64(n.cfg.memory)) / underWayPart, Taken: boundHeap(int64(n.cfg.memory)), Store: store,
-		First: n.cfg.held.firstNumber(), Unheld: n.unheld, RoundPatience: n.cfg.timeout,
+		First: n.cfg.held.firstNumber(), Unheld: n.unheld, MayEnd: n.cfg.hold != holdOn, RoundPatience: n.cfg.timeout,
 		LocksLost: func(id dsm.AreaID) bool { return n.locks.Dropped(dsm.Ino(id)) },
 	})
 	pages.KeepIdle(int64(n.cfg.memory) / idlePart)
@@ -295,7 +298,7 @@ func (n *node) mount(context.Context) error {
 		Mountpoint: point, Source: fmt.Sprintf("dsmfs:%s/%s", n.cats.Current().Cluster, n.self.Name), Names: &n.cats, Areas: areas{n}, Locks: n.locks, Groups: programGroups{n}, Info: info{n}, Log: n.log.With("part", "fs"),
 		HarvestArgv: []string{selfPath, harvestVerbName}, GuardArgv: []string{selfPath, guardVerbName}, FaultTimeout: n.cfg.timeout, UnmountTimeout: n.cfg.unmount,
 		AttachSocket: attach, Tracking: tracking, TrackingReason: reason,
-		PassthroughOff: n.cfg.passthroughOff(), Resumed: n.reopened, LocksLost: n.locksLost,
+		Unheld: n.unheld, MayEnd: n.cfg.hold != holdOn, PassthroughOff: n.cfg.passthroughOff(), Resumed: n.reopened, LocksLost: n.locksLost,
 	})
 	switch {
 	case errs.Is(err, errs.Busy):

@@ -182,6 +182,11 @@ func (a areas) Stats() []control.Stat {
 		{Name: "leader", Value: a.n.cats.last().Leader().String()},
 		{Name: "cut_off", Value: strconv.FormatBool(a.n.cats.CutOff())},
 	}
+	why := a.n.lostBecause()
+	stats = append(stats, control.Stat{Name: "outlives_daemon", Value: strconv.FormatBool(why == "")})
+	if why != "" {
+		stats = append(stats, control.Stat{Name: "lost_with_daemon_because", Value: why})
+	}
 	if why := a.n.rejoins.why.Load(); why != nil {
 		stats = append(stats, control.Stat{Name: "joins_again_when", Value: *why})
 	}
@@ -365,6 +370,7 @@ func (i info) Config() []control.Stat {
 		{Name: "scrub", Value: c.scrub.String()},
 		{Name: "tracking", Value: i.n.tracking()},
 		{Name: "passthrough", Value: c.passthrough},
+		{Name: "hold", Value: string(c.hold)},
 		{Name: "insecure", Value: strconv.FormatBool(c.insecure)},
 	}
 }

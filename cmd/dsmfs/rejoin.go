@@ -41,6 +41,7 @@ func (n *node) startRejoins(context.Context) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	n.rejoins.cancel = cancel
 	n.rejoins.done.Go(func() { n.watchEviction(ctx) })
+	n.rejoins.done.Go(func() { n.tellUnheld(ctx) })
 	return nil
 }
 
@@ -193,6 +194,7 @@ func (n *node) take(ctx context.Context, g *gate, next *catalog.Catalog) {
 func (n *node) nextCatalog(o catalog.Observer) (*catalog.Catalog, error) {
 	self := n.self
 	self.Inc = uint64(time.Now().UnixNano())
+	self.Held = n.cfg.held.isFollowed()
 	n.cfg.held.joinsAgain()
 	return n.newCatalog(self, o, nil, nil)
 }

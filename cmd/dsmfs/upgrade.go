@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -51,7 +52,7 @@ func upgradeVerb(p *program, args []string) error {
 	_, dir := daemonOf(m.Point)
 	holder := holderOf(dir)
 	if holder == 0 {
-		return fail(exitOther, "%s is not mounted with --hold, or its holder has ended: unmount it, and mount it with the new program", m.Point)
+		return fail(exitOther, "%s has no holder (dsmfs status says why), or it has ended: unmount it, and mount it with the new program", m.Point)
 	}
 	free, err := lockUpgrade(dir, m.Point)
 	if err != nil {
@@ -107,7 +108,7 @@ func holderOf(dir string) int {
 	}
 	// It is the parent of the daemons, and does nothing but that. If it has ended, its number may be that of another process.
 	args, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-	if err != nil || !strings.Contains(string(args), "hold") {
+	if err != nil || !slices.Contains(strings.Split(string(args), "\x00"), "mount") {
 		return 0
 	}
 	return pid

@@ -29,6 +29,7 @@ type Options struct {
 	Flags   []string // more flags of dsmfs mount
 	Secure  bool     // Namespaces without --insecure: nodes join by the token
 	Single  bool     // files have one copy: it goes with its home
+	Default bool     // a mount outlives its daemon, as users have it. Otherwise only with --hold in the flags: tests kill daemons to see nodes die
 	// Memories is --memory of the first nodes; of the others it is Memory.
 	Memories []string
 	// Limit bounds the memory of each node, its daemon and its programs together, in bytes: see NoCgroups. 0: nothing does.

@@ -19,11 +19,11 @@ type Memory struct {
 // Memory reads the daemon's memory.
 func (n *Node) Memory() Memory {
 	n.c.t.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", n.PID()))
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", n.Daemon()))
 	if err != nil {
 		n.c.t.Fatalf("%s: %v", n.Name, err)
 	}
-	return Memory{Private: statusBytes(string(text), "RssAnon:"), Memfds: memfds(n.PID())}
+	return Memory{Private: statusBytes(string(text), "RssAnon:"), Memfds: memfds(n.Daemon())}
 }
 
 // memfds adds up what the memory files of a process have allocated. The links of

@@ -53,6 +53,12 @@ func (n *Node) Arguments() []string {
 	}
 	args := []string{"mount", n.Mount, "-f", "--listen", n.Address, "--name", n.Name, "--memory", memory,
 		"--state", n.State(), "--log-level", logLevel(), "--log-file", n.LogFile()}
+	switch hold := os.Getenv("DSMFS_TEST_HOLD"); {
+	case !n.c.opts.Default:
+		args = append(args, "--hold=off")
+	case hold != "": // so that one can see what it costs
+		args = append(args, "--hold="+hold)
+	}
 	if n.c.opts.Network == Namespaces && !n.c.opts.Secure {
 		args = append(args, "--insecure")
 	}
@@ -191,7 +197,7 @@ func (n *Node) Running() bool {
 	}
 }
 
-// Daemon returns the process id of the daemon as its state says it, 0 if there is none at the moment. Of a node with --hold PID is that of the holder.
+// Daemon returns the process id of the daemon as its state says it, 0 if there is none at the moment. Of a node that has a holder PID is that of the holder.
 func (n *Node) Daemon() int {
 	text, err := os.ReadFile(filepath.Join(n.State(), "pid"))
 	if err != nil {

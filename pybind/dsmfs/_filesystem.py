@@ -326,7 +326,7 @@ def mount(
     }
     for flag, value in flags.items():
         if value is not None:
-            command += [f"--{flag}", value]
+            command.append(f"--{flag}={value}")
     if insecure:
         command.append("--insecure")
     run_binary(command, _START_LIMIT)
