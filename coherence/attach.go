@@ -264,14 +264,16 @@ func (a *Area) sharedLocked() bool { return a.mu.replica.attached > 0 }
 // those that are not.
 func (a *Area) readyToAttach(ctx context.Context) error {
 	demand := false
-	var err error
-	a.step(func() {
-		if err = a.growLocked(); err != nil {
-			return
-		}
-		if demand = a.mu.replica.demand; demand {
-			err = a.mu.mem.Attachable()
-		}
+	err := a.onceGrown(ctx, func() (err error) {
+		a.step(func() {
+			if err = a.growLocked(); err != nil {
+				return
+			}
+			if demand = a.mu.replica.demand; demand {
+				err = a.mu.mem.Attachable()
+			}
+		})
+		return err
 	})
 	if demand || err != nil {
 		return err
@@ -404,20 +406,6 @@ func (a *Area) storedToLocked(list []wire.ExtentPages) {
 // pastLocked reports whether [off, off+n) of the memory of programs goes past the last page. What was stored there is not looked for.
 func (a *Area) pastLocked(off, n int64) bool {
 	return a.mu.replica.subscribed && off+n > (a.mu.ino.Size+dsm.PageSize-1)/dsm.PageSize*dsm.PageSize
-}
-
-// dropPastLocked has the memory freed that programs have past the end: what they have stored there, in memory that they have mapped since the area was
-// longer, or added to the memfd.
-func (a *Area) dropPastLocked(mem interface{ DropPast() func() error }) {
-	drop := mem.DropPast()
-	if drop == nil {
-		return
-	}
-	go func() {
-		if err := drop(); err != nil {
-			a.node.cfg.Log.Warn("free memory past the end", "area", a.id, "err", err)
-		}
-	}()
 }
 
 // touchedLocked makes sure that the kernel is told of pages that attached programs stored to. If a call waits

@@ -94,7 +94,7 @@ func (a *Area) overLocked(w *waiter) bool {
 	if !over {
 		if id := w.dead(); id != 0 {
 			over, w.err = true, a.errDeadLocked(w.op, id)
-		} else if err := a.shortLocked(); err != nil && w.onHomes {
+		} else if err := a.shortLocked(); err != nil && w.onHomes && !a.growingLocked() {
 			over, w.err = true, err
 		}
 	}

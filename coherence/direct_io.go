@@ -2,6 +2,7 @@ package coherence
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -61,10 +62,10 @@ func (a *Area) punch(ctx context.Context, off, n int64) error {
 const punchLimit = 100 * time.Millisecond
 
 // freeZeroedLocked gives back the memory of pages that a publish of this node has made zero, as after a punch. While programs
-// may store into the working copy itself the pages keep it, and so do pages on demand: without memory they would count as missing.
+// may store into the working copy itself the pages keep it, or could, for they may have the file still, and have this wait. So do pages on demand: without memory they would count as missing.
 func (a *Area) freeZeroedLocked(e dsm.ExtentIndex, x *replicaExtent, set dsm.PageSet) {
 	set = set.And(x.have).Minus(x.dirty).And(a.withinLocked(e))
-	if set.Empty() || a.mu.replica.demand || a.sharedLocked() {
+	if set.Empty() || a.mu.replica.demand || a.sharedLocked() || a.mu.mem.Sealed() {
 		return
 	}
 	for i := range set.All() {
@@ -163,6 +164,11 @@ func (a *Area) ReadBy(ctx context.Context, program int, p []byte, off int64) (n 
 		switch {
 		case d == nil:
 			return a.ReadDirect(ctx, p, off)
+		case errors.Is(err, errGrowing):
+			if err = a.awaitGrown(ctx); err != nil {
+				return 0, err
+			}
+			continue
 		case err != nil || !old:
 			return n, err
 		}
@@ -174,22 +180,24 @@ func (a *Area) ReadBy(ctx context.Context, program int, p []byte, off int64) (n 
 }
 
 // WriteBy is WriteDirect by a program, whose memory shows the written bytes at once.
-func (a *Area) WriteBy(ctx context.Context, program int, p []byte, off int64) (err error) {
+func (a *Area) WriteBy(ctx context.Context, program int, p []byte, off int64) error {
 	own := false
-	a.step(func() {
-		d := a.draftWithLocked(program)
-		if d == nil {
-			return
-		}
-		own = true
-		if err = a.missesLocked(off, int64(len(p))); err != nil {
-			return
-		}
-		p = p[:max(min(int64(len(p)), a.mu.ino.Size-off), 0)]
-		d.mem.Write(p, off)
-		for _, s := range appendRange(nil, off, int64(len(p))) {
-			a.takeLocked(d, s.Extent, s.Pages)
-		}
+	err := a.onceGrown(ctx, func() (err error) {
+		a.step(func() {
+			d := a.draftWithLocked(program)
+			if own = d != nil; !own {
+				return
+			}
+			if err = a.missesLocked(off, int64(len(p))); err != nil {
+				return
+			}
+			p := p[:max(min(int64(len(p)), a.mu.ino.Size-off), 0)]
+			d.mem.Write(p, off)
+			for _, s := range appendRange(nil, off, int64(len(p))) {
+				a.takeLocked(d, s.Extent, s.Pages)
+			}
+		})
+		return err
 	})
 	if own {
 		return err

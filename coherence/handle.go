@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"math"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -29,11 +30,14 @@ func (n *Node) Open(ctx context.Context, id dsm.AreaID, write bool) (*Area, erro
 		a.keepBases()
 	}
 	var op *acquiring
-	a.step(func() {
-		first := write && a.mu.replica.writers == 0 // no program can store yet, so updates may enter memory even with apply=sync
-		if err = a.openedLocked(write); err == nil && (first || !a.defersLocked()) {
-			op = a.startAcquireLocked(first) // right behind the Subscribe, so the home answers both at once
-		}
+	err = a.onceGrown(ctx, func() (err error) {
+		a.step(func() {
+			first := write && a.mu.replica.writers == 0 // no program can store yet, so updates may enter memory even with apply=sync
+			if err = a.openedLocked(write); err == nil && (first || !a.defersLocked()) {
+				op = a.startAcquireLocked(first) // right behind the Subscribe, so the home answers both at once
+			}
+		})
+		return err
 	})
 	if err != nil {
 		return nil, err
@@ -58,6 +62,11 @@ func (a *Area) openedLocked(write bool) error {
 	if err := a.growLocked(); err != nil {
 		return err
 	}
+	return a.openLocked(write)
+}
+
+// openLocked is openedLocked, also for an area that is short.
+func (a *Area) openLocked(write bool) error {
 	if err := a.refusalLocked(); write && err != nil {
 		return err
 	}
@@ -157,6 +166,8 @@ func (a *Area) readBy(ctx context.Context, p []byte, off int64, read func(p []by
 			}
 		})
 		switch {
+		case errors.Is(failed, errGrowing):
+			err = a.awaitGrown(ctx)
 		case failed != nil:
 			return 0, failed
 		case old:
@@ -287,12 +298,27 @@ func (a *Area) writeWithRoom(ctx context.Context, p []byte, off int64, w way) er
 		return &errs.Error{Op: "write", Area: a.id, Kind: errs.NoSpace, Err: err}
 	}
 	defer a.node.room.give(lacks)
-	return a.write(p, off, w)
+	return a.write(ctx, p, off, w)
 }
 
-// write is WriteAt without the waits.
-func (a *Area) write(p []byte, off int64, w way) error {
-	var err error
+// write is WriteAt without the waits, unless the area is busy.
+func (a *Area) write(ctx context.Context, p []byte, off int64, w way) error {
+	for {
+		err := a.writeNow(p, off, w, true)
+		if !errors.Is(err, errGrowing) {
+			return err
+		}
+		if late := a.awaitGrown(ctx); late != nil {
+			if err = a.writeNow(p, off, w, false); errors.Is(err, errGrowing) {
+				return late
+			}
+			return err
+		}
+	}
+}
+
+// writeNow is write without waiting. If the area is busy, it does nothing if the caller can wait.
+func (a *Area) writeNow(p []byte, off int64, w way, wait bool) (err error) {
 	ahead := false
 	defer func() {
 		if ahead {
@@ -305,10 +331,12 @@ func (a *Area) write(p []byte, off int64, w way) error {
 			err = &errs.Error{Op: "write", Area: a.id, Kind: errs.Closed}
 			return
 		}
+		if err = a.missesLocked(off, int64(len(p))); wait && errors.Is(err, errGrowing) {
+			return
+		}
 		if w == writtenThrough {
 			defer a.mu.cached.EndWrite()
 		}
-		err = a.missesLocked(off, int64(len(p)))
 		taken := min(int64(len(p)), max(a.mu.ino.Size-off, 0))
 		if err != nil && w != writtenBack { // else what there is memory for is taken: the kernel does not write it back again
 			taken = 0

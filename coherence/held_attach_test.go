@@ -2,6 +2,7 @@ package coherence
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"testing"
 	"time"
@@ -220,4 +221,67 @@ func TestHeldAttachmentsThatAreRefused(t *testing.T) {
 			t.Errorf("%s: the holder has file %d, %v", what, k, err)
 		}
 	}
+}
+
+// TestFollowsWhileMemoryIsFreed: a process of the daemon before has yet to free what is past the end that a file had: see pages.Left.TakeBoth. The next one has the file that long, and no longer before that is over.
+func TestFollowsWhileMemoryIsFreed(t *testing.T) {
+	const short, long = 3 * dsm.PageSize, 7*dsm.PageSize + 5
+	ctx := t.Context()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	x := newAloneNode(t, short)
+	a, err := x.daemon().Open(ctx, 1, false)
+	must(err)
+	_, f, err := a.Attach(ctx, 77, true)
+	must(err)
+	mem, err := unix.Mmap(int(f.Fd()), 0, short, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	must(err)
+	var st unix.Stat_t
+	must(unix.Fstat(int(f.Fd()), &st))
+	must(f.Close())
+	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", x.m.FD()), unix.O_RDWR|unix.O_CLOEXEC, 0)
+	must(err)
+	must(unix.FcntlFlock(uintptr(fd), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Start: hold.FreeMark(st.Ino, short), Len: 1}))
+	x.view.(*slowPair).size = long
+	var at *Attachment
+	for range 2 {
+		mem[5]++
+		a.note(func() { // that daemon does nothing any more
+			if timer := a.mu.short.timer; timer != nil {
+				timer.Stop()
+			}
+		})
+		n := x.daemon()
+		a, err = n.Reopen(ctx, 1, false)
+		must(err)
+		at, f, err = a.Reattach(77, true, st.Ino)
+		must(err)
+		must(f.Close())
+		n.Resumed()
+		now, end := context.WithCancel(ctx)
+		end()
+		if err := a.Grown(now, 0, long); !errs.Is(err, errs.Timeout) || !a.isShort() || a.size() != short {
+			t.Errorf("it has %d bytes: %v", a.size(), err)
+		}
+		must(a.Grown(ctx, 0, short))
+	}
+	must(unix.Close(fd))
+	must(a.Grown(ctx, 0, long))
+	at.Track(nil, 0, long)
+	mem[6] = 7
+	must(a.Publish(ctx))
+	got := make([]byte, 8)
+	if n, err := a.ReadAt(ctx, got, 0); err != nil || a.size() != long || got[5] != 2 || got[6] != 7 {
+		t.Errorf("%d bytes of %d (%v): %d", n, a.size(), err, got)
+	}
+}
+
+// size is how long the area is on its node.
+func (a *Area) size() (n int64) {
+	a.note(func() { n = a.mu.ino.Size })
+	return n
 }

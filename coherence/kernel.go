@@ -1,5 +1,7 @@
 package coherence
 
+import "context"
+
 // KernelShrinks says that the answer to a SETATTR is about to tell the kernel of a new size. The kernel then drops what
 // it has past that size, before it writes anything back. It hears later of sizes that other nodes set. Until then
 // its write-back counts as the change from what it was given: see pages.Cached.
@@ -47,6 +49,6 @@ func (a *Area) KernelDrops() (ended func()) {
 // WriteBack is WriteAt for stores to mappings that the kernel writes back from its page cache. It fails if it is not
 // known any more what the page cache was given of a page: then nobody can tell which bytes the program changed.
 // msync and fsync fail with it.
-func (a *Area) WriteBack(p []byte, off int64) error {
-	return a.write(p, off, writtenBack)
+func (a *Area) WriteBack(ctx context.Context, p []byte, off int64) error {
+	return a.write(ctx, p, off, writtenBack)
 }

@@ -34,7 +34,7 @@ func TestDropsOutliveTheMemory(t *testing.T) {
 			s.drain()
 			write := func(b byte) (sure bool) {
 				n.area.mu.cached.Read(0, make([]byte, dsm.PageSize))
-				if err := n.area.write([]byte{b}, 0, writtenThrough); err != nil {
+				if err := n.area.write(t.Context(), []byte{b}, 0, writtenThrough); err != nil {
 					t.Fatal(err)
 				}
 				return n.area.mu.cached.Sure(0, 1)

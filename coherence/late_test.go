@@ -119,7 +119,7 @@ func TestRefusedStoreToAPageThatIsNotHere(t *testing.T) {
 	refused := 0
 	for e := int64(1); e < extents; e++ {
 		off := e * dsm.ExtentSize
-		err := replica.area.WriteBack([]byte{7}, off)
+		err := replica.area.WriteBack(t.Context(), []byte{7}, off)
 		s.drain()
 		if err != nil { // the page need not be here
 			refused++

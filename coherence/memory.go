@@ -79,6 +79,9 @@ func (a *Area) resizeMemoryLocked(size int64) error {
 		return err
 	}
 	a.mu.cached.Truncate(size)
+	if size < a.mu.ino.Size {
+		a.dropAllPastLocked()
+	}
 	if size == 0 && a.mu.replica.mapped == 0 {
 		a.unshareLocked() // what is stored next is in a file that ends where the area does
 	}
@@ -103,6 +106,8 @@ func (n *Node) warnOfMemory(id dsm.AreaID, err error) {
 	}
 	todo := "free memory or mappings (vm.max_map_count)"
 	switch {
+	case errs.Is(err, errs.Busy):
+		todo = "a program of this node that has attached the area for writing is in write(2) to its memory, perhaps from memory that does not come: end it"
 	case errors.Is(err, syscall.EMFILE):
 		todo = "the daemon has no more file descriptors: raise RLIMIT_NOFILE (ulimit -n, in a unit LimitNOFILE)"
 	case errors.Is(err, syscall.ENFILE):

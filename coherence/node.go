@@ -12,6 +12,12 @@ import (
 	"github.com/dsmfs/dsmfs/pages"
 )
 
+// PastFreer is a page cache that also frees memory of a memfd from an offset on: see pages.FreePast. It may wait for ever, and should do
+// so in a process that can be left behind: errs.Busy if too many wait, errs.Closed when the node ends.
+type PastFreer interface {
+	FreePast(fd int, from int64) error
+}
+
 // PageCache is the kernel's page cache as the data plane needs it. Its methods are called with no
 // lock held and never block.
 type PageCache interface {
@@ -91,6 +97,7 @@ type Node struct {
 
 	newMemory     func(id dsm.AreaID, size int64, demand bool) (*pages.Area, error) // tests make it fail
 	resize        func(mem interface{ Resize(size int64) error }, size int64) error // likewise
+	free          func(f func())                                                    // runs what frees memory past the end; tests do that later
 	closePatience time.Duration                                                     // see giveWhenClosed
 
 	warned atomic.Int64 // when a failure of these was last logged
@@ -110,7 +117,7 @@ func New(cfg Config) *Node {
 	if cfg.Linger == 0 {
 		cfg.Linger = DefaultLinger
 	}
-	n := &Node{cfg: cfg, newMemory: newMemory, resize: resize, closePatience: closePatience}
+	n := &Node{cfg: cfg, newMemory: newMemory, resize: resize, free: func(f func()) { go f() }, closePatience: closePatience}
 	if cfg.Store != nil {
 		n.newMemory = n.heldMemory
 	}
@@ -133,6 +140,7 @@ func (n *Node) SetPageCache(c PageCache) {
 	for _, a := range n.all() { // opened before, by a daemon that follows another, so nobody was told
 		c.AttrChanged(a.id)
 		c.Changed(a.id)
+		a.step(a.dropAllPastLocked)
 	}
 }
 

@@ -87,6 +87,11 @@ func (a *Area) takeBothLocked(left pages.Left, least, uncertain int64) (mem *pag
 	if mem, sent, err = left.TakeBoth(a.mu.kernel, a.mu.ino.Size, least); err != nil {
 		return nil, nil, err
 	}
+	if now := a.mu.ino; mem.Size() < now.Size {
+		// A process of the daemon before is still freeing what is past that size, so this was short, too.
+		a.mu.ino.Size, a.mu.ino.Rev = mem.Size(), min(left.Rev, now.Rev-1)
+		a.fallShortLocked(now, errs.E(errs.Busy, "resume", "memory past the end is being freed, which waits for a program that is in write(2) to it"))
+	}
 	mem.SetDrops(&a.mu.drops)
 	a.mu.mem, a.mu.cached = mem, pages.ResumeCached(mem, true, uncertain)
 	a.followedLocked()
@@ -143,7 +148,8 @@ func (n *Node) Reopen(ctx context.Context, id dsm.AreaID, write bool) (*Area, er
 		return n.Open(ctx, id, write)
 	}
 	a.step(func() {
-		if err = a.openedLocked(write); err == nil {
+		_ = a.growLocked() // if it is short, the programs go on with what it has
+		if err = a.openLocked(write); err == nil {
 			a.kernelMayHaveLocked()
 		}
 	})

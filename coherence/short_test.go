@@ -77,7 +77,7 @@ func TestMemoryThatDoesNotGrow(t *testing.T) {
 			for what, call := range map[string]func(ctx context.Context) error{
 				"read":       func(ctx context.Context) error { _, err := a.ReadAt(ctx, b, past); return err },
 				"write":      func(ctx context.Context) error { return a.WriteAt(ctx, b, past) },
-				"write back": func(context.Context) error { return a.WriteBack(b, past) },
+				"write back": func(ctx context.Context) error { return a.WriteBack(ctx, b, past) },
 				"open":       func(ctx context.Context) error { _, err := home.node.Open(ctx, simArea, false); return err },
 				"attach":     func(ctx context.Context) error { _, _, err := a.Attach(ctx, 1, true); return err },
 			} {
@@ -125,6 +125,90 @@ func TestMemoryThatDoesNotGrow(t *testing.T) {
 	}
 }
 
+// TestGrowthWhileMemoryIsFreed: a program is in write(2) to the memory of an area of one of two nodes, so what the area had past its end cannot be freed there when it
+// grows again. Who needs the rest waits, nothing else does, and when the program goes on the area has its size.
+func TestGrowthWhileMemoryIsFreed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 2, sums(1, dsm.ApplyArrival))
+		home, other := s.nodes[0], s.nodes[1]
+		home.open(true)
+		other.open(true)
+		a, past := home.area, int64(dsm.ExtentSize)
+		at, f, err := a.Attach(t.Context(), 1, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer at.Detach()
+		defer f.Close()
+		if err := a.WriteAt(t.Context(), []byte{9}, 2*dsm.PageSize); err != nil { // what is freed when the area shrinks
+			t.Fatal(err)
+		}
+		s.drain()
+		home.busy = true
+		for _, size := range []int64{dsm.PageSize, 2 * dsm.ExtentSize} {
+			s.resized(size)
+			s.drain()
+		}
+		if size := a.mu.ino.Size; size != dsm.PageSize {
+			t.Fatalf("the area has %d bytes", size)
+		}
+		calls := map[string]func(ctx context.Context) error{
+			"read":       func(ctx context.Context) error { _, err := a.ReadAt(ctx, make([]byte, 8), past); return err },
+			"write":      func(ctx context.Context) error { return a.WriteAt(ctx, make([]byte, 8), past+8) },
+			"write back": func(ctx context.Context) error { return a.WriteBack(ctx, make([]byte, 8), past+16) },
+			"track":      func(ctx context.Context) error { return a.Grown(ctx, past, dsm.PageSize) },
+			"open": func(ctx context.Context) error {
+				_, err := home.node.Open(ctx, simArea, false)
+				if err == nil {
+					a.Close(false)
+				}
+				return err
+			},
+			"attach": func(ctx context.Context) error {
+				at, f, err := a.Attach(ctx, 2, false)
+				if err == nil {
+					err = f.Close()
+					at.Detach()
+				}
+				return err
+			},
+		}
+		for what, call := range calls {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			if err := call(ctx); errs.KindOf(err) != errs.Timeout {
+				t.Errorf("%s: %v, want a timeout", what, err)
+			}
+			cancel()
+		}
+		if err := errors.Join(a.WriteAt(t.Context(), []byte{3}, 0), a.Grown(t.Context(), 0, dsm.PageSize)); err != nil {
+			t.Error("in what there is memory for: ", err)
+		}
+		if err := other.area.WriteAt(t.Context(), []byte{7}, past); err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan error, len(calls)+1)
+		go func() { done <- other.area.Publish(t.Context()) }()
+		for _, call := range calls {
+			go func() { done <- call(t.Context()) }()
+		}
+		s.drain()
+		if len(done) > 0 {
+			t.Fatal("somebody has not waited: ", <-done)
+		}
+		home.busy = false
+		s.calm()
+		s.calm()
+		for range cap(done) {
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		}
+		if got := a.mu.mem.Working(dsm.ExtentPages)[0]; got != 7 {
+			t.Errorf("memory has %d, want 7", got)
+		}
+	})
+}
+
 // TestStoresAcrossTheEndOfMemory: the kernel writes back stores that reach past what there is memory for. It says so at the next fsync,
 // and does not write them back again: those that there is memory for must not be lost.
 func TestStoresAcrossTheEndOfMemory(t *testing.T) {
@@ -139,7 +223,7 @@ func TestStoresAcrossTheEndOfMemory(t *testing.T) {
 				n.starving.Store(true)
 				s.resized(3 * dsm.PageSize)
 				stored := bytes.Repeat([]byte{7}, 3*dsm.PageSize)
-				if err := n.area.WriteBack(stored, 0); errs.KindOf(err) != errs.NoSpace {
+				if err := n.area.WriteBack(t.Context(), stored, 0); errs.KindOf(err) != errs.NoSpace {
 					t.Errorf("a store past the memory: %v, want ENOSPC", err)
 				}
 				got := make([]byte, 3*dsm.PageSize)
@@ -185,7 +269,7 @@ func TestPageCacheOfRefusedStores(t *testing.T) {
 					} else {
 						page := make([]byte, dsm.PageSize)
 						page[c.at-off] = 7
-						_ = n.area.WriteBack(page, off)
+						_ = n.area.WriteBack(t.Context(), page, off)
 					}
 					n.starving.Store(false)
 					<-time.After(shortRetry)

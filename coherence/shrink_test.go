@@ -116,7 +116,7 @@ func TestWriteDirectPastAShrunkEnd(t *testing.T) {
 		s.drain()
 		stored := make([]byte, dsm.PageSize)
 		stored[100] = 7
-		if err := replica.area.WriteBack(stored, dsm.PageSize); err != nil {
+		if err := replica.area.WriteBack(t.Context(), stored, dsm.PageSize); err != nil {
 			t.Fatal(err)
 		}
 		if b := replica.area.mu.mem.Working(1); b[0] != 9 || b[100] != 7 {
@@ -136,7 +136,7 @@ func TestShrinkBelowStoresThatWait(t *testing.T) {
 		t.Fatal(err)
 	}
 	data[5] = 9
-	if err := replica.area.WriteBack(data, off); err != nil {
+	if err := replica.area.WriteBack(t.Context(), data, off); err != nil {
 		t.Fatal(err)
 	}
 	s.resized(off + size)

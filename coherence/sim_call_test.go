@@ -48,8 +48,26 @@ func (q *request) giveUp() {
 	q.cancel()
 }
 
+// freePast frees what is to be freed past the end, and was asked for first.
+func (n *simNode) freePast() bool {
+	n.sim.mu.Lock()
+	if len(n.frees) == 0 || n.dead {
+		n.sim.mu.Unlock()
+		return false
+	}
+	f := n.frees[0]
+	n.frees = n.frees[1:]
+	n.sim.mu.Unlock()
+	f()
+	return true
+}
+
 // rest lets everything run that waits for nothing, and finishes the calls that have returned.
 func (s *sim) rest() {
+	for _, n := range s.nodes {
+		for !n.busy && n.freePast() {
+		}
+	}
 	for s.bubble {
 		synctest.Wait()
 		i := 0
@@ -207,6 +225,7 @@ func (s *sim) calm(left ...string) {
 				moved = true
 			}
 			moved = n.kernel.work() || moved
+			moved = n.freePast() || moved
 		}
 		if moved {
 			waited = 0

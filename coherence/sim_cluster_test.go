@@ -87,6 +87,8 @@ type simNode struct {
 	skew     time.Duration // of its clock
 	starving atomic.Bool   // its memory cannot be made longer
 	starved  atomic.Bool   // that was so at some time
+	busy     bool          // a program is in write(2) to the memory, and what is to be freed there waits for it
+	frees    []func()      // guarded by sim.mu
 	dead     bool          // see kill
 	promised int64         // of its memory to files
 	fenced   atomic.Bool   // its lease has run out: see sim_away_test.go
@@ -152,6 +154,11 @@ func newSimOf(t *testing.T, seed uint64, nodes int, ino dsm.Inode, linger time.D
 				return os.NewSyscallError("mmap", syscall.ENOMEM)
 			}
 			return resize(mem, size)
+		}
+		n.node.free = func(f func()) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			n.frees = append(n.frees, f)
 		}
 		n.node.closePatience = overdue
 		n.kernel = newFakeKernel(n)

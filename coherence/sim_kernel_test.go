@@ -137,9 +137,9 @@ func (k *fakeKernel) writeBack(p dsm.PageIndex, c *cachedPage) {
 	n := max(min(dsm.PageSize, k.size-off), 0)
 	taken := n
 	if c.dirty = false; n > 0 {
-		err := k.n.area.WriteBack(bytes.Clone(c.data[:n]), off)
+		err := k.n.area.WriteBack(ended, bytes.Clone(c.data[:n]), off)
 		switch {
-		case k.n.starved.Load() && errs.Is(err, errs.NoSpace): // the next fsync says so; what there is memory for is taken
+		case k.n.starved.Load() && errs.Is(err, errs.NoSpace), k.n.area.mu.short.ino != nil && errs.Is(err, errs.Timeout): // the next fsync says so; what there is memory for is taken
 			taken = min(n, k.n.area.mu.ino.Size-off)
 		case err != nil:
 			k.n.sim.t.Fatal(err)

@@ -39,10 +39,11 @@ func (n *simNode) newDaemon() {
 		n.sim.t.Fatal(err)
 	}
 	old := n.node
+	n.frees = nil
 	n.daemons++
 	n.config.Store, n.config.First, n.config.Sender = store, uint64(n.daemons)<<40, &daemonSender{simNode: n}
 	n.node = New(n.config)
-	n.node.resize, n.node.closePatience = old.resize, old.closePatience
+	n.node.resize, n.node.free, n.node.closePatience = old.resize, old.free, old.closePatience
 	n.node.links.window, n.node.copyLinks.window = old.links.window, old.copyLinks.window
 	n.node.SetPageCache(n)
 }

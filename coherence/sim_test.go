@@ -136,6 +136,7 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 			n.node.copyLinks.window = (1 + draw.IntN(4)) * dsm.PageSize
 			n.node.fillLinks.window = n.node.copyLinks.window
 		}
+		n.busy = c.starves && i%2 == 0
 		n.find()
 		n.node.ViewChanged(n.view) // there may be backups to fill
 		n.openReader()
@@ -244,6 +245,7 @@ func (r *simRun) feed() {
 	}
 	for _, n := range r.programNodes() {
 		n.starving.Store(false)
+		n.busy = false
 	}
 	r.pass(shortRetryMost)
 	for _, n := range r.programNodes() {
@@ -364,8 +366,12 @@ func (r *simRun) event(n *simNode) {
 			r.die(false)
 		}
 	case x < 79:
-		if r.kind.starves && r.rng.IntN(4) == 0 {
+		switch {
+		case !r.kind.starves:
+		case r.rng.IntN(4) == 0:
 			n.starving.Store(!n.starving.Load())
+		default:
+			n.busy = !n.busy
 		}
 	default:
 		r.decide()

@@ -68,8 +68,10 @@ type Area interface {
 	// Punch stores zeroes, for a program that punches a hole. The page cache has none of the old bytes when it returns.
 	// Over says that the thread which has punched it has gone on: the hole is not being punched any more.
 	Punch(ctx context.Context, off, n int64) (over func(), err error)
-	// WriteBack is WriteAt for stores to mappings, and never waits.
-	WriteBack(p []byte, off int64) error
+	// WriteBack is WriteAt for stores to mappings, and does not wait for room.
+	WriteBack(ctx context.Context, p []byte, off int64) error
+	// Grown returns when there is memory for [off, off+n), as far as that is in the file: a moment after it has grown, but when a program has that wait.
+	Grown(ctx context.Context, off, n int64) error
 	// KernelShrinks says that the answer to a SETATTR is about to tell the kernel of the size: it writes back
 	// nothing past it any more that is from before.
 	KernelShrinks(size int64)

@@ -131,6 +131,7 @@ func (x attachedArea) Resize(ctx context.Context, size int64) (dsm.Inode, error)
 	i, err := x.b.resize(ctx, dsm.Ino(x.a.id), dsm.SetAttr{Size: &size})
 	if err == nil {
 		x.b.notify.attrChanged(x.a) // the kernel of the mount does not know yet
+		err = x.Grown(ctx, 0, size)
 	}
 	return i, err
 }

@@ -36,6 +36,7 @@ type bridge struct {
 	notify    *notifier
 	control   *control.Tree
 	harvest   *harvest.Harvester
+	freer     *harvest.Freer
 	intervals intervals
 	claims    claims
 	pages     pageCounts
@@ -91,6 +92,7 @@ func newBridge(cfg Config) *bridge {
 		Argv: cfg.HarvestArgv, Dir: filepath.Join(cfg.Mountpoint, control.Name, control.InoDirName), Log: b.log, Timeout: cfg.FaultTimeout,
 		Life: b.life, Live: b.liveAreas, Background: b.background.run,
 	})
+	b.freer = harvest.NewFreer(cfg.HarvestArgv, b.log)
 	b.control = b.newControl()
 	b.intervals = intervals{b}
 	return b

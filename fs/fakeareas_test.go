@@ -245,7 +245,9 @@ func (a *fakeArea) Punch(ctx context.Context, off, n int64) (over func(), err er
 	return func() {}, a.WriteAt(ctx, make([]byte, n), off)
 }
 
-func (a *fakeArea) WriteBack(p []byte, off int64) error {
+func (a *fakeArea) Grown(context.Context, int64, int64) error { return nil }
+
+func (a *fakeArea) WriteBack(_ context.Context, p []byte, off int64) error {
 	return a.WriteAt(context.Background(), p, off)
 }
 

@@ -239,7 +239,7 @@ func (b *bridge) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (u
 		w, timed := soon, false
 		var err error
 		if in.WriteFlags&fuse.WRITE_CACHE != 0 {
-			err = h.area.current().WriteBack(data, int64(in.Offset))
+			err = h.area.current().WriteBack(r, data, int64(in.Offset))
 		} else {
 			w = atInterval
 			timed, err = b.write(r, h, in, data)

@@ -224,6 +224,23 @@ func (f *FS) AttrChanged(id dsm.AreaID) {
 	}
 }
 
+// FreePast frees memory of a memfd, in another process: see harvest.Freer. If another daemon is to follow, nobody else may do it: it would not know.
+func (f *FS) FreePast(fd int, from int64) error {
+	m := f.b.cfg.Held
+	if m == nil {
+		return f.b.freer.Free(fd, from, harvest.Mark{})
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return os.NewSyscallError("fstat", err)
+	}
+	err := f.b.freer.Free(fd, from, harvest.Mark{FD: m.FD(), At: hold.FreeMark(st.Ino, from)})
+	if err != nil && !errs.Is(err, errs.Closed) {
+		return &errs.Error{Op: "free memory", Kind: errs.Busy, Err: err}
+	}
+	return err
+}
+
 // Miscounted implements PageCache.
 func (f *FS) Miscounted(id dsm.AreaID) {
 	if a := f.b.opens.find(id); a != nil && a.current() != nil {
@@ -305,6 +322,7 @@ func (f *FS) Unmount(ctx context.Context, force bool) error {
 	f.b.releases.close() // publishes what programs have just closed
 	f.b.end()
 	f.b.harvest.Stop()
+	f.b.freer.Stop()
 	f.b.background.close()
 	if f.attach != nil {
 		f.attach.EndGuard()

@@ -3,6 +3,7 @@ package integration
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -144,7 +145,7 @@ func TestShrunkWhileAttached(t *testing.T) {
 				}
 			}
 			if a.Demand {
-				if _, fault := touch(a.Mem, 10*page); !fault {
+				if !harness.Eventually(limit, func() bool { _, fault := touch(a.Mem, 10*page); return fault }) { // it is freed in the background
 					t.Error("memory past the end is there")
 				}
 			} else {
@@ -158,8 +159,8 @@ func TestShrunkWhileAttached(t *testing.T) {
 			a.Mem[16]++
 			ok(t, "sync")(a.Call(harness.SyncOp))
 			var st unix.Stat_t
-			if err := unix.Fstat(fd, &st); err != nil || st.Blocks*512 > 4*page {
-				t.Errorf("%d bytes of memory are left (%v)", st.Blocks*512, err)
+			if !harness.Eventually(limit, func() bool { return unix.Fstat(fd, &st) != nil || st.Blocks*512 <= 4*page }) {
+				t.Errorf("%d bytes of memory are left", st.Blocks*512)
 			}
 			if !a.Demand {
 				a.Mem[20*page] = 9 // not found by a sync
@@ -186,6 +187,99 @@ func TestShrunkWhileAttached(t *testing.T) {
 				t.Error("a store after growth does not come")
 			}
 		}
+	})
+}
+
+// TestAttachedProgramIsStuckInAWrite: a program writes to the memory of its area from a page that does not come, and the kernel has what changes that file wait
+// for it. The area changes its size, names are made, and others publish, all the same; only for growth after a shrink the area of that node waits for the program.
+func TestAttachedProgramIsStuckInAWrite(t *testing.T) {
+	const size, small = 64*page + 100, 3*page + 100
+	eachMemory(t, size, func(t *testing.T, c *harness.Cluster) {
+		n := c.Node(1)
+		a, far := n.Attach("/w", true), c.Node(2).Attach("/w", true)
+		fd := memfd(t, a)
+		all := clients(c)
+		for p := range 64 {
+			a.Mem[p*page+8] = 5
+		}
+		sync := func(what string) {
+			t.Helper()
+			for _, x := range []*harness.Attachment{a, far, a} {
+				ok(t, what)(x.Call(harness.SyncOp))
+			}
+		}
+		sync("sync")
+		let := harness.StuckWrite(t, fd, 2*page)
+		resize := func(size int64) {
+			t.Helper()
+			ok(t, "resize")(far.Call(harness.ResizeOp, uint64(size)))
+			for i, cl := range all {
+				if st := cl.Stat("w"); st.Size != size {
+					t.Errorf("node %d: size %d, want %d", i+1, st.Size, size)
+				}
+			}
+			name := fmt.Sprintf("other%d", size)
+			f, m := all[0].Create(name, page)
+			m.Store(0, []byte("seen"))
+			f.Sync()
+			if got := string(all[1].Open(name, "r").Read(0, 4)); got != "seen" {
+				t.Errorf("%s has %q at another node", name, got)
+			}
+			m.Unmap()
+			f.Close()
+		}
+		resize(80 * page)
+		far.Mem[16]++
+		a.Mem[20]++
+		sync("sync of what is longer")
+		resize(small)
+		a.Mem[24]++
+		sync("sync of what is shorter")
+		if a.Mem[16] != 1 || far.Mem[20] != 1 || far.Mem[24] != 1 {
+			t.Errorf("stores of others: %d, %d, %d", a.Mem[16], far.Mem[20], far.Mem[24])
+		}
+		if !a.Demand && (a.Mem[small] != 0 || a.Mem[10*page+8] != 0) {
+			t.Errorf("past the end are %d, %d", a.Mem[small], a.Mem[10*page+8])
+		}
+		resize(size)
+		let()
+		sync("sync when the program goes on")
+		if a.Demand {
+			a.GiveUp(4*page, 61*page)
+		}
+		far.Mem[50*page] = 3
+		sync("sync when the program goes on")
+		sync("sync when the program goes on")
+		for i, x := range []*harness.Attachment{a, far} {
+			if x.Mem[page+8] != 5 || x.Mem[10*page+8] != 0 || x.Mem[50*page] != 3 {
+				t.Errorf("node %d: %d, %d, %d", i+1, x.Mem[page+8], x.Mem[10*page+8], x.Mem[50*page])
+			}
+		}
+	})
+}
+
+// TestUnmountWhileAProgramIsStuckInAWrite: a program writes to the memory of its area from a page that does not come, when the area has just become shorter. The
+// mount goes, and the daemon ends, before the program does.
+func TestUnmountWhileAProgramIsStuckInAWrite(t *testing.T) {
+	eachMemory(t, 64*page, func(t *testing.T, c *harness.Cluster) {
+		n := c.Node(1)
+		a, far := n.Attach("/w", true), c.Node(2).Attach("/w", true)
+		for p := range 64 {
+			a.Mem[p*page+8] = 5
+		}
+		for _, x := range []*harness.Attachment{a, far} {
+			ok(t, "sync")(x.Call(harness.SyncOp))
+		}
+		let := harness.StuckWrite(t, memfd(t, a), 2*page)
+		ok(t, "resize")(far.Call(harness.ResizeOp, page))
+		if st := clients(c)[0].Stat("w"); st.Size != page {
+			t.Errorf("size %d", st.Size)
+		}
+		n.Stop()
+		if n.Running() {
+			t.Error("the daemon still runs")
+		}
+		let()
 	})
 }
 

@@ -98,8 +98,11 @@ func (a *Area) all(op string, list ...func() error) func() error {
 
 func (a *Area) fail(op string, err error) error {
 	kind := errs.Other
-	if errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.ENOSPC) {
+	switch {
+	case errors.Is(err, unix.ENOMEM), errors.Is(err, unix.ENOSPC):
 		kind = errs.NoSpace
+	case errs.Is(err, errs.Busy):
+		kind = errs.Busy
 	}
 	return &errs.Error{Op: "memory: " + op, Area: a.id, Kind: kind, Err: err}
 }
@@ -139,7 +142,7 @@ func (a *Area) Resize(size int64) error {
 		}
 	}
 	if size < a.size {
-		// Only the last page still has bytes past the end; ftruncate drops the other pages.
+		// Only the last page still has bytes past the end; resize drops the other pages.
 		for _, c := range []*areaCopy{a.working, a.base} {
 			if err := c.zero(size, min(end, c.len)); err != nil {
 				return a.fail("resize", err)

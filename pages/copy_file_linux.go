@@ -3,11 +3,15 @@ package pages
 import (
 	"errors"
 	"fmt"
+	"math"
 	"os"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/uffd"
 )
 
 // toFile moves an anonymous copy into a memfd with a mapping of at least n bytes. After an error it
@@ -57,67 +61,113 @@ func newFile(name string) (fd int, err error) {
 	return fd, nil
 }
 
-// seal keeps the programs that get a descriptor for writing from making the memfd shorter, after which this
-// process would get SIGBUS, and from adding seals, which could keep this process from its own memory. It
-// is for ever, and for this process too: the memfd never gets shorter. So
+// sealedLen is the length of a sealed memfd: what an area can have at most, or a file of this process (RLIMIT_FSIZE).
+var sealedLen = sync.OnceValue(func() int64 {
+	var l unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &l); err != nil || l.Cur > dsm.MaxAreaSize {
+		return dsm.MaxAreaSize
+	}
+	return int64(l.Cur)
+})
+
+// seal keeps the programs that get a descriptor for writing from changing the length of the memfd: after a shrink this
+// process would get SIGBUS. It also keeps them from adding seals, which could keep this process from its own memory. It
+// is for ever, and for this process too. So the memfd is made as long as any area first, and the end of the copy is another matter:
 //
-//   - its length says nothing, also because programs may make it longer;
-//   - bytes past the end of the copy are zero when resize makes it longer, and have no memory when resize has
-//     made it shorter. Programs may store there in between: dropPast undoes that;
+//   - bytes past the end of the copy are zero when resize makes it longer. Programs may store there before, and that takes memory:
+//     droppingPast frees it;
 //   - a file of a mount cannot be a sealed memfd: it would not end where the area does.
+//
+// A program with a descriptor for writing can also keep others from changing the file as long as it likes: the kernel has the lock of a file
+// (its inode) for all of a write(2), and the bytes may come from memory that is not there. ftruncate(2), fallocate(2), write(2) and lseek(2) to data or a hole wait for it,
+// uninterruptibly. So nobody calls these of a sealed memfd, but droppingPast. What is there is found by cachestat(2), bytes are made zero by storing zeroes.
 func (c *areaCopy) seal() error {
 	if c.sealed {
 		return nil
 	}
-	if _, err := unix.FcntlInt(uintptr(c.fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL); err != nil {
-		return os.NewSyscallError("fcntl", err)
+	if err := unix.Ftruncate(c.fd, sealedLen()); err != nil {
+		return os.NewSyscallError("ftruncate", err)
+	}
+	if _, err := unix.FcntlInt(uintptr(c.fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
+		return errors.Join(os.NewSyscallError("fcntl", err), os.NewSyscallError("ftruncate", unix.Ftruncate(c.fd, c.size)))
 	}
 	c.sealed = true
 	return nil
 }
 
-// pastAll is past whatever a memfd may have.
-const pastAll = 1 << 62
-
-// dropPast frees what a sealed memfd has from the byte off on.
-func (c *areaCopy) dropPast(off int64) error {
-	c.settle()
-	return c.zero(off, pastAll)
+// resizeSealed is resize for a sealed memfd. errs.Busy: what programs have past the end is to be freed first, and that may be under way: see
+// droppingPast.
+func (c *areaCopy) resizeSealed(n int64) error {
+	end := wholePages(n)
+	past := end > c.droppingFrom && c.dropsPast()
+	if end > c.len && c.holes && !past {
+		if err := c.fileData(c.len, end, func(int64, int64) { past = true }); err != nil {
+			return err
+		}
+	}
+	switch {
+	case end > sealedLen():
+		return unix.EFBIG
+	case past:
+		return errPast
+	}
+	if err := c.wipe(min(c.size, n), max(c.len, end)); err != nil {
+		return err
+	}
+	c.size, c.len = n, end
+	return nil
 }
 
-// droppingPast returns dropPast for all past the last page, to be called once and without locks: the kernel lets it wait while a program writes to the memfd
-// by write(2), and the bytes that are written may come from a page that this process has yet to bring. nil: the memfd is not sealed, or there is
-// one under way. Before the copy gets another length it must be over (settle): it would free what is stored there then.
-func (c *areaCopy) droppingPast() (drop func() error) {
-	if !c.sealed {
+var errPast = errs.E(errs.Busy, "free memory past the end", "it is under way, and waits for a program that is in write(2) to that memory")
+
+// wipe makes bytes of a sealed memfd read zero. Pages that take memory keep it.
+func (c *areaCopy) wipe(from, to int64) error {
+	return c.fileData(from, to, func(off, n int64) { clear(c.mem[off : off+n]) })
+}
+
+// Drop frees memory past the end of a sealed memfd, by a call of free. It is to be called once and without locks: the kernel has free wait while a
+// program writes to the memfd by write(2), and the bytes that are written may come from a page that this process has yet to bring, or from nowhere.
+type Drop func(free func(fd int, from int64) error) error
+
+// FreePast frees what a memfd has from an offset on. A process cannot end while it waits in there.
+func FreePast(fd int, from int64) error {
+	return (&areaCopy{fd: fd}).free(from, math.MaxInt64)
+}
+
+// droppingPast returns what frees the memory that a sealed memfd has past the last page. nil: it has none, it is not sealed, or there is
+// one under way. The copy gets no longer than it is now before that is over: what is stored there would be freed.
+func (c *areaCopy) droppingPast() Drop {
+	if !c.sealed || c.dropsPast() {
 		return nil
 	}
-	select {
-	case <-c.dropping:
-	default:
-		if c.dropping != nil {
-			return nil
-		}
+	if n, err := uffd.CountPages(c.fd, c.len, sealedLen()); n == 0 && err == nil {
+		return nil
 	}
 	fd, err := unix.FcntlInt(uintptr(c.fd), unix.F_DUPFD_CLOEXEC, 0) // the copy may end meanwhile
 	if err != nil {
-		return func() error { return os.NewSyscallError("fcntl", err) }
+		return func(func(int, int64) error) error { return os.NewSyscallError("fcntl", err) }
 	}
 	done := make(chan struct{})
-	past := &areaCopy{fd: fd}
 	from := c.len
-	c.dropping = done
-	return func() error {
+	c.dropping, c.droppingFrom = done, from
+	return func(free func(fd int, from int64) error) error {
 		defer close(done)
-		return errors.Join(past.zero(from, pastAll), unix.Close(fd))
+		return errors.Join(free(fd, from), unix.Close(fd))
 	}
 }
 
-// settle returns when no droppingPast is under way.
-func (c *areaCopy) settle() {
-	if c.dropping != nil {
-		<-c.dropping
-		c.dropping = nil
+// dropsPast reports whether a droppingPast is under way.
+func (c *areaCopy) dropsPast() bool {
+	if c.left {
+		if _, c.left = c.leftFreeing(); c.left {
+			return true
+		}
+	}
+	select {
+	case <-c.dropping:
+		return false
+	default:
+		return c.dropping != nil
 	}
 }
 
@@ -161,10 +211,27 @@ func (c *areaCopy) open(write bool) (*os.File, error) {
 	return os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", c.fd), flags, 0)
 }
 
+// sealedData is fileData for a sealed memfd.
+func (c *areaCopy) sealedData(off, end int64, f func(off, n int64)) error {
+	return uffd.DataRuns(c.fd, off&^(dsm.PageSize-1), wholePages(end), func(from, to int64) error {
+		if from, to = max(from, off), min(to, end); from < to {
+			f(from, to-from)
+		}
+		return nil
+	})
+}
+
 // fileData is data for a memfd. The search for a hole looks at every page, 80 ns each, so it is
 // left out if the file takes as much memory as it is long.
 func (c *areaCopy) fileData(off, end int64, f func(off, n int64)) error {
-	if off < end && c.whole() {
+	switch {
+	case off >= end:
+		return nil
+	case c.sealed:
+		if err := c.sealedData(off, end, f); !uffd.CannotCount(err) {
+			return err
+		}
+	case c.whole():
 		f(off, end-off)
 		return nil
 	}

@@ -24,8 +24,8 @@ const minCapacity = 1 << 20
 //	working copy, draft, beyond           a memfd, because moving it takes time; anonymous if no descriptor is left
 //
 // A memfd is as long as the area, to the byte: programs that have it open see its end as that of
-// their file. One that is sealed is at least as long. The mapping has the length capacity, which may be
-// more. The mapping of a memfd is never touched past the last page of the area (SIGBUS).
+// their file. One that is sealed is as long as any area. The mapping has the length capacity, which may be
+// more. The mapping of a memfd is never touched past the last page of the area (SIGBUS, if it is not sealed).
 //
 // Moving from one to the other is a copy under the area's lock. No program can have anonymous
 // memory, so nobody else stores into it meanwhile, and nothing is lost. (The base of an area on
@@ -41,8 +41,11 @@ type areaCopy struct {
 	filed  bool  // will be a memfd beyond smallCopy
 	absent bool  // there is no memory, and nobody may look at the copy
 	sealed bool  // programs may store into the memfd: see seal
-	// dropping is closed when what droppingPast returned last is over; nil: it is.
-	dropping chan struct{}
+	holes  bool  // of an area on demand: a page that is not here is a hole
+	// dropping is closed when what droppingPast returned last is over; nil: it is. It frees what is past droppingFrom.
+	dropping     chan struct{}
+	droppingFrom int64
+	left         bool // a process of an earlier daemon may be freeing what is past droppingFrom
 	// taken, for anonymous memory, has the pages that were returned for storing: all others are zero,
 	// and take no memory. Pages of different extents may be returned concurrently.
 	taken takenPages
@@ -113,11 +116,9 @@ func (c *areaCopy) resize(n int64) error {
 		return nil
 	}
 	if c.sealed {
-		if err := c.dropPast(min(c.size, n)); err != nil {
-			return err
-		}
+		return c.resizeSealed(n)
 	}
-	if err := unix.Ftruncate(c.fd, n); err != nil && !(c.sealed && errors.Is(err, unix.EPERM)) { // EPERM: it is longer
+	if err := unix.Ftruncate(c.fd, n); err != nil {
 		return os.NewSyscallError("ftruncate", err)
 	}
 	c.size, c.len = n, wholePages(n)
@@ -160,9 +161,17 @@ func (c *areaCopy) stat() (st unix.Stat_t, err error) {
 	return st, nil
 }
 
-// zero makes the bytes [from, to) read zero. The memory of whole pages is freed, and partly covered
-// pages without memory stay without.
+// zero makes the bytes [from, to) read zero. Like free, if programs cannot have it wait.
 func (c *areaCopy) zero(from, to int64) error {
+	if c.sealed {
+		return c.wipe(from, to)
+	}
+	return c.free(from, to)
+}
+
+// free makes the bytes [from, to) read zero. The memory of whole pages is freed, and partly covered
+// pages without memory stay without.
+func (c *areaCopy) free(from, to int64) error {
 	if from >= to {
 		return nil
 	}
@@ -223,7 +232,7 @@ func (c *areaCopy) closeLater() (free func() error) {
 	if c.piece.block != nil || c.slot != 0 {
 		mem, err = nil, c.unmap()
 	}
-	c.mem, c.fd, c.sealed, c.dropping = nil, -1, false, nil
+	c.mem, c.fd, c.sealed, c.dropping, c.droppingFrom, c.left = nil, -1, false, nil, 0, false
 	c.size, c.len, c.taken = 0, 0, takenPages{}
 	return func() error {
 		if mem != nil {

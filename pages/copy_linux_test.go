@@ -69,6 +69,14 @@ func (m *copyModel) checkData(t *testing.T, c *areaCopy, off, n int64) {
 	}
 }
 
+// dropPast frees what a copy has past its end.
+func dropPast(c *areaCopy) error {
+	if drop := c.droppingPast(); drop != nil {
+		return drop(FreePast)
+	}
+	return nil
+}
+
 // TestCopy does random operations on a copy that is small or large, anonymous or a memfd, and moves between
 // these, beside the model.
 func TestCopy(t *testing.T) {
@@ -93,7 +101,7 @@ func testCopy(t *testing.T, rng *rand.Rand, c *areaCopy) {
 					t.Fatal(err)
 				}
 			}
-			if err := errors.Join(c.reserve(wholePages(n)), c.resize(n)); err != nil {
+			if err := errors.Join(c.reserve(wholePages(n)), c.resize(n), dropPast(c)); err != nil {
 				t.Fatal(err)
 			}
 			m.resize(n)
@@ -110,7 +118,7 @@ func testCopy(t *testing.T, rng *rand.Rand, c *areaCopy) {
 		case op == 6 && size > 0:
 			from := rng.Int64N(size)
 			to := from + rng.Int64N(c.len-from+1)
-			if err := c.zero(from, to); err != nil {
+			if err := c.free(from, to); err != nil {
 				t.Fatal(err)
 			}
 			m.zero(from, to)
@@ -123,7 +131,7 @@ func testCopy(t *testing.T, rng *rand.Rand, c *areaCopy) {
 				t.Fatalf("the file has %d bytes (%v), want %d", st.Size(), err, size)
 			}
 			_ = f.Close()
-		case op == 8 && c.sealed: // a program stores past the end, and may make the file longer for it
+		case op == 8 && c.sealed: // a program stores past the end
 			at := size + rng.Int64N(most)
 			if _, err := unix.Pwrite(c.fd, pagetest.PageOf(9), at); err != nil {
 				t.Fatal(err)
@@ -135,13 +143,18 @@ func testCopy(t *testing.T, rng *rand.Rand, c *areaCopy) {
 			if rng.IntN(2) == 0 {
 				n = size + rng.Int64N(most)
 			}
-			if err := errors.Join(c.reserve(wholePages(n)), c.resize(n)); err != nil {
+			if err := errors.Join(c.reserve(wholePages(n)), c.resize(n), dropPast(c)); err != nil {
 				t.Fatal(err)
 			}
 			if n < size { // as Area.Resize does
 				m.zero(n, wholePages(n))
 			}
 			m.resize(n)
+			for p, to := pagesOf(at, dsm.PageSize); p < to; p++ { // it is zero, and not freed
+				if off := int64(p) * dsm.PageSize; off >= wholePages(size) && off < c.len {
+					m.takes[p] = true
+				}
+			}
 			if n, err := c.resident(); err != nil || n != int64(len(m.takes))*dsm.PageSize {
 				t.Fatalf("%v takes %d bytes (%v), want %d pages", c, n, err, len(m.takes))
 			}
@@ -153,7 +166,7 @@ func testCopy(t *testing.T, rng *rand.Rand, c *areaCopy) {
 		}
 		m.checkData(t, c, rng.Int64N(most/dsm.PageSize+1)*dsm.PageSize, rng.Int64N(most))
 		if rng.IntN(6) == 0 { // reading makes pages of holes in a memfd
-			if c.fd < 0 || c.whole() {
+			if n, err := c.resident(); err == nil && (c.fd < 0 || n == c.len) {
 				m.check(t, c)
 			}
 		}

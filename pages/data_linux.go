@@ -27,7 +27,7 @@ func (c *areaCopy) data(off, n int64, f func(off, n int64)) error {
 // OpenWorking opens the memfd of the working copy again for a program of this node, with a file
 // offset of its own and, unless write, read-only. The caller closes it. A working copy that was not
 // a memfd becomes one; then page slices that were returned before are invalid. With write it is Sealed
-// from now on: no program can make it shorter.
+// from now on: no program can change its length.
 func (a *Area) OpenWorking(write bool) (*os.File, error) {
 	f, err := a.working.open(write)
 	if err == nil && a.demand != nil {
@@ -42,7 +42,7 @@ func (a *Area) OpenWorking(write bool) (*os.File, error) {
 }
 
 // Sealed reports whether programs have, or have had, descriptors of the working copy for writing. Then its
-// file may be longer than the area.
+// file is longer than the area.
 func (a *Area) Sealed() bool { return a.working.sealed }
 
 // Unshare gives a working copy that is Sealed memory of its own. It is called when no program has it. Page
@@ -54,9 +54,9 @@ func (a *Area) Unshare() error {
 	return a.failed("unshare", a.working.unshare())
 }
 
-// DropPast returns what frees the memory that programs have past the last page of the area, where it had more before: it is to be called once, without
-// locks, and may have to wait for a program. nil: nothing is to be done.
-func (a *Area) DropPast() (drop func() error) { return a.working.droppingPast() }
+// DropPast returns what frees the memory that programs have past the last page of the area, where it had more before, or where they have stored. Until that is over, Resize to
+// more than the size of now may be errs.Busy. nil: nothing is to be done.
+func (a *Area) DropPast() Drop { return a.working.droppingPast() }
 
 // DropPast is Area.DropPast for the draft.
-func (d *Draft) DropPast() (drop func() error) { return d.memory.droppingPast() }
+func (d *Draft) DropPast() Drop { return d.memory.droppingPast() }

@@ -34,6 +34,7 @@ func (a *Area) SetDemand(on bool) error {
 // placeCopies says where the copies have what memory they take from now on.
 func (a *Area) placeCopies() {
 	a.working.filed, a.base.filed = !a.outlives(), a.demand != nil
+	a.working.holes = a.demand != nil
 	a.working.kept, a.working.at, a.base.kept, a.base.at = nil, nil, nil, nil
 	if a.outlives() {
 		a.working.kept, a.working.at = a.kept, &a.kept.record.Working

@@ -20,7 +20,7 @@ import (
 // This process must not touch a hole. If it did so through its own mapping, even by a load, the kernel
 // would put a page of zeroes there, and programs would take that for the page. So a working page is
 // loaded or stored to only if the caller names it, and the caller must know that it is here. For all
-// other pages this package uses system calls on the file, which put no page there: SEEK_DATA,
+// other pages this package uses system calls on the file, which put no page there: cachestat, SEEK_DATA,
 // PUNCH_HOLE, splice. In builds with the tag invariants, naming a page that is not here panics.
 type demand struct {
 	filler filler
@@ -261,15 +261,32 @@ func (c *areaCopy) takes(p dsm.PageIndex) bool {
 	if c.fd < 0 {
 		return c.taken.has(p.Extent())
 	}
+	if c.sealed {
+		off := int64(p) * dsm.PageSize
+		if n, err := uffd.CountPages(c.fd, off, off+dsm.PageSize); !uffd.CannotCount(err) {
+			return n > 0 || err != nil
+		}
+	}
 	return c.nextData(p) == p
 }
 
-// nextData returns the first page from p on that takes memory, or p if the kernel cannot tell. It
+// nextData returns the first page from p on that takes memory, of a sealed memfd before the end, or p if the kernel cannot tell. It
 // never asks for the end of the data (SEEK_HOLE): the kernel would look at every page up to the next
 // hole, 20 ms for each GiB.
 func (c *areaCopy) nextData(p dsm.PageIndex) dsm.PageIndex {
 	if c.fd < 0 {
 		return c.nextTaken(p)
+	}
+	if c.sealed {
+		if at, ok, err := uffd.NextData(c.fd, int64(p)*dsm.PageSize, c.len); !uffd.CannotCount(err) {
+			switch {
+			case err != nil:
+				return p
+			case !ok:
+				return noPage
+			}
+			return dsm.PageIndex(at / dsm.PageSize)
+		}
 	}
 	off, err := unix.Seek(c.fd, int64(p)*dsm.PageSize, unix.SEEK_DATA)
 	switch {

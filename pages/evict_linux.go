@@ -103,7 +103,7 @@ func pageOfExtent(e dsm.ExtentIndex, i int) dsm.PageIndex {
 func (c *areaCopy) punch(e dsm.ExtentIndex, set dsm.PageSet) (left dsm.PageSet, err error) {
 	for from, to := range set.Runs() {
 		off := int64(pageOfExtent(e, from)) * dsm.PageSize
-		if zeroErr := c.zero(off, min(off+int64(to-from)*dsm.PageSize, c.len)); zeroErr != nil {
+		if zeroErr := c.free(off, min(off+int64(to-from)*dsm.PageSize, c.len)); zeroErr != nil {
 			left, err = left.Or(dsm.Range(from, to)), zeroErr
 		}
 	}

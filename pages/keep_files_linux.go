@@ -3,6 +3,7 @@ package pages
 import (
 	"errors"
 	"fmt"
+	"math"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -10,6 +11,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/hold"
+	"github.com/dsmfs/dsmfs/internal/uffd"
 )
 
 // A program that attaches must not get the file of the Keep, which has everything. So the working copy moves into a memfd of its own first, a HeldFile. The holder has that
@@ -250,20 +252,51 @@ func (c *areaCopy) adoptFile(number uint64, size int64) error {
 	if st.Size < size { // programs were never told that it is as long
 		size = st.Size
 	}
+	if from, is := c.leftFreeing(); is {
+		size, c.droppingFrom, c.left = min(size, from), from, true
+	}
 	c.size, c.len = st.Size, wholePages(st.Size)
 	if c.mem, err = mapFile(fd, max(size, 1)); err != nil {
 		return err
 	}
-	if err := c.zero(size, min(wholePages(size), c.len)); err != nil {
-		return err
-	}
 	if c.sealed {
-		if err := c.dropPast(size); err != nil {
-			return err
-		}
-	} else if err := unix.Ftruncate(fd, size); err != nil {
-		return os.NewSyscallError("ftruncate", err)
+		err = c.wipePast(size)
+	} else if err = c.zero(size, min(wholePages(size), c.len)); err == nil {
+		err = os.NewSyscallError("ftruncate", unix.Ftruncate(fd, size))
 	}
 	c.size, c.len = size, wholePages(size)
-	return nil
+	return err
+}
+
+// leftFreeing reports whether a process of an earlier daemon is freeing what is past an offset: it waits for a program. If that cannot be found out, it may free all.
+func (c *areaCopy) leftFreeing() (from int64, is bool) {
+	st, err := c.stat()
+	if err == nil {
+		from, is, err = c.kept.store.mem.Freeing(st.Ino)
+	}
+	return from, is || err != nil
+}
+
+// longest returns how long the copy can be now.
+func (c *areaCopy) longest() int64 {
+	if c.left {
+		return c.droppingFrom
+	}
+	return dsm.MaxAreaSize
+}
+
+// wipePast makes all bytes of a sealed memfd from an offset on read zero, of which there is no mapping: how long the copy was is not known any more.
+func (c *areaCopy) wipePast(size int64) error {
+	err := uffd.DataRuns(c.fd, size&^(dsm.PageSize-1), sealedLen(), func(from, to int64) error {
+		mem, err := unix.Mmap(c.fd, from, int(to-from), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		if err != nil {
+			return os.NewSyscallError("mmap", err)
+		}
+		clear(mem[max(size-from, 0):])
+		return unix.Munmap(mem)
+	})
+	if uffd.CannotCount(err) {
+		return c.free(size, math.MaxInt64)
+	}
+	return err
 }

@@ -7,10 +7,12 @@ import (
 	"math/rand/v2"
 	"os"
 	"testing"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/hold"
 	"github.com/dsmfs/dsmfs/pages/merge"
 )
@@ -412,5 +414,71 @@ func TestMovesWhileItChanges(t *testing.T) {
 			t.Errorf("the holder has %d files, and it moves: %v", h.files(), h.a.Moves())
 		}
 		h.must(h.a.Close())
+	}
+}
+
+// TestFollowsWhileAProgramIsStuckInAWrite: a daemon is killed while a program is in write(2) to its memory, for as long as it likes. The next one takes the area over all the same.
+func TestFollowsWhileAProgramIsStuckInAWrite(t *testing.T) {
+	const size = 5*dsm.PageSize + 100
+	h := newHeldProgram(t, size)
+	f, err := h.a.OpenWorking(true)
+	h.must(err)
+	defer f.Close()
+	stuck := newStuckPage(t)
+	wrote := make(chan error, 1)
+	go func() {
+		_, err := unix.Pwrite(int(f.Fd()), unsafe.Slice((*byte)(stuck.mem), dsm.PageSize), 2*dsm.PageSize)
+		wrote <- os.NewSyscallError("pwrite", err)
+	}()
+	stuck.awaited()
+	h.mem[3*dsm.PageSize] = 99
+	h.next()
+	var stored []dsm.PageIndex
+	h.a.Stored(func(p dsm.PageIndex) { stored = append(stored, p) })
+	if h.a.Working(3)[0] != 99 || h.a.Base(3)[0] != 4 || len(stored) != 6 {
+		t.Errorf("%d in the working copy, %d in the base; pages %d are there", h.a.Working(3)[0], h.a.Base(3)[0], stored)
+	}
+	h.size = 2 * dsm.PageSize
+	h.next() // it is shorter by now
+	if h.mem[3*dsm.PageSize] != 0 || h.mem[5*dsm.PageSize] != 0 {
+		t.Error("what was cut off is there")
+	}
+	stuck.let()
+	h.must(<-wrote)
+}
+
+// TestFollowsWhileMemoryIsFreed: a process of the daemon before frees what a program has past the end of the area, and waits for the program. The area gets no longer before that is over: what is
+// stored there would be freed.
+func TestFollowsWhileMemoryIsFreed(t *testing.T) {
+	const long, short = 6 * dsm.PageSize, 2*dsm.PageSize + 9
+	const from = 3 * dsm.PageSize
+	h := newHeldProgram(t, long)
+	h.must(h.a.Resize(short))
+	st, err := h.a.working.stat()
+	h.must(err)
+	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", h.m.FD()), unix.O_RDWR|unix.O_CLOEXEC, 0)
+	h.must(err)
+	h.must(unix.FcntlFlock(uintptr(fd), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Start: hold.FreeMark(st.Ino, from), Len: 1}))
+	for range 2 {
+		h.size = long // while no daemon is there
+		h.next()
+		if h.a.Size() != from || h.a.working.size != from || h.a.base.size != from {
+			t.Fatalf("it has %d bytes, the copies %d and %d", h.a.Size(), h.a.working.size, h.a.base.size)
+		}
+		if err := h.a.Resize(long); !errs.Is(err, errs.Busy) {
+			t.Errorf("it grows: %v", err)
+		}
+		if h.a.DropPast() != nil {
+			t.Error("two free the same")
+		}
+		h.must(h.a.Resize(short))
+		h.must(h.a.Resize(from))
+	}
+	h.must(FreePast(h.a.working.fd, from)) // as that process
+	h.must(unix.Close(fd))
+	h.must(h.a.Resize(long))
+	h.next()
+	if h.a.Size() != long || h.a.Working(1)[0] != 2 || h.a.Working(4)[0] != 0 {
+		t.Errorf("it has %d bytes, %d, %d", h.a.Size(), h.a.Working(1)[0], h.a.Working(4)[0])
 	}
 }

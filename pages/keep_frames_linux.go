@@ -367,8 +367,17 @@ func (a *Area) leftSent(pieces []tagged) (all []*Sent) {
 // Newest reports whether programs could store: the working copy has all bytes of the area.
 func (l Left) Newest() bool { return l.k.record.Newest.Load() != 0 }
 
+// longest returns how long the area can be now, because of what earlier daemons are still freeing.
+func (a *Area) longest() int64 {
+	n := a.working.longest()
+	for _, d := range a.drafts {
+		n = min(n, d.memory.longest())
+	}
+	return n
+}
+
 // TakeBoth returns the area, whose size is now size and has been as little as least since Left.Rev, with both copies: the working copy has
-// what programs have stored, and the base copy what the homes had. No extent is homed here. What was sent and not answered comes with
+// what programs have stored, and the base copy what the homes had. It is shorter where a process of the daemon before has yet to free what is past its end. No extent is homed here. What was sent and not answered comes with
 // it. k is the rule by which pages of memory that programs have attached were merged. If the daemon is killed before it is done, the next one does it again.
 func (l Left) TakeBoth(k merge.Kernel, size, least int64) (a *Area, sent []*Sent, err error) {
 	end := min(size, least)
@@ -432,6 +441,7 @@ func (l Left) TakeBoth(k merge.Kernel, size, least int64) (a *Area, sent []*Sent
 	a.working.clearPast(end)
 	a.base.clearPast(end)
 	a.left = left
+	size = min(size, a.longest())
 	for _, d := range a.drafts {
 		if err := d.Resize(size); err != nil {
 			return nil, nil, a.fail("restore", err)

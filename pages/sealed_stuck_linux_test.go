@@ -1,8 +1,10 @@
 package pages
 
 import (
+	"bytes"
 	"errors"
 	"os"
+	"slices"
 	"testing"
 	"time"
 	"unsafe"
@@ -10,6 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/uffd"
+	"github.com/dsmfs/dsmfs/pages/pagetest"
 )
 
 // stuckPage is a page of memory that the kernel waits for, until let.
@@ -82,7 +87,7 @@ func TestDropPastOfABusyFile(t *testing.T) {
 	h.awaited()
 	dropped := make(chan error, 1)
 	drop := a.DropPast()
-	go func() { dropped <- drop() }()
+	go func() { dropped <- drop(FreePast) }()
 	if a.DropPast() != nil {
 		t.Error("two wait for the program")
 	}
@@ -94,10 +99,104 @@ func TestDropPastOfABusyFile(t *testing.T) {
 	if a.Working(2)[0] != 7 || a.Working(7)[0] != 0 {
 		t.Errorf("page 2 begins with %d, page 7 with %d", a.Working(2)[0], a.Working(7)[0])
 	}
+	if a.DropPast() != nil {
+		t.Error("there is something past the end")
+	}
+	if _, err := f.WriteAt([]byte("past"), 9*dsm.PageSize); err != nil {
+		t.Fatal(err)
+	}
 	if drop := a.DropPast(); drop == nil {
 		t.Error("nothing is freed any more")
-	} else if err := drop(); err != nil {
+	} else if err := drop(FreePast); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestSizeOfABusyFile: a program is in write(2) to its memfd, for as long as it likes. Nothing that is done to the area waits for that; only where memory is being
+// freed it cannot grow.
+func TestSizeOfABusyFile(t *testing.T) {
+	const size, small = 9*dsm.PageSize + 100, 2*dsm.PageSize + 10
+	for name, c := range map[string]struct{ demand, draft bool }{"working": {}, "demand": {demand: true}, "draft": {draft: true}} {
+		t.Run(name, func(t *testing.T) {
+			newArea := newTestArea
+			if c.demand {
+				newArea = newTestDemandArea
+			}
+			a := newArea(t, size)
+			open, resize, bytesOf := a.OpenWorking, a.Resize, a.working
+			if c.draft {
+				d, err := a.NewDraft(0, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer d.Close()
+				open, resize, bytesOf = d.Open, d.Resize, d.memory
+			}
+			if c.demand && a.Attachable() != nil {
+				t.Skip(a.Attachable())
+			}
+			f, err := open(true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			for _, p := range []int64{1, 5, 6, 9} {
+				if _, err := f.WriteAt(pagetest.PageOf(9), p*dsm.PageSize); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if _, err := uffd.CountPages(bytesOf.fd, 0, dsm.PageSize); uffd.CannotCount(err) {
+				t.Skip("a kernel before 6.5: ", err)
+			}
+			h := newStuckPage(t)
+			wrote := make(chan error, 1)
+			go func() {
+				_, err := unix.Pwrite(int(f.Fd()), unsafe.Slice((*byte)(h.mem), dsm.PageSize), dsm.PageSize)
+				wrote <- os.NewSyscallError("pwrite", err)
+			}()
+			h.awaited()
+			dropped := make(chan error, 1)
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				var runs []int64
+				err := errors.Join(
+					bytesOf.data(0, size, func(off, n int64) { runs = append(runs, off/dsm.PageSize, n) }),
+					resize(12*dsm.PageSize), resize(small))
+				if err != nil || !slices.Equal(runs, []int64{1, dsm.PageSize, 5, 2 * dsm.PageSize, 9, 100}) {
+					t.Errorf("%v, data %d", err, runs)
+				}
+				if !bytesOf.takes(1) || bytesOf.takes(2) {
+					t.Error("other pages are there")
+				}
+				b := make([]byte, size)
+				want := append(make([]byte, dsm.PageSize), pagetest.PageOf(9)...)
+				if _, err := f.ReadAt(b, 0); err != nil || !bytes.Equal(b, append(want, make([]byte, size-len(want))...)) {
+					t.Errorf("what is past the end does not read zero (%v)", err)
+				}
+				drop := bytesOf.droppingPast()
+				go func() { dropped <- drop(FreePast) }()
+				if err := errors.Join(resize(small-1), resize(small)); err != nil {
+					t.Error(err)
+				}
+				if err := errors.Join(resize(dsm.PageSize), resize(small)); !c.demand && err != nil {
+					t.Error(err)
+				}
+				if err := resize(size); !errs.Is(err, errs.Busy) {
+					t.Errorf("it grows to where memory is being freed (%v)", err)
+				}
+			}()
+			select {
+			case <-done:
+			case <-time.After(10 * time.Second):
+				t.Error("the area waits for the program")
+			}
+			h.let()
+			<-done
+			if err := errors.Join(<-wrote, <-dropped, dropPast(bytesOf), resize(size)); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }
 
@@ -106,6 +205,9 @@ func TestDropPastOfAnotherFile(t *testing.T) {
 	a := newTestArea(t, 3*dsm.PageSize)
 	open := func() {
 		f, err := a.OpenWorking(true)
+		if err == nil {
+			_, err = f.WriteAt([]byte("past"), 9*dsm.PageSize)
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -127,7 +229,7 @@ func TestDropPastOfAnotherFile(t *testing.T) {
 	case <-time.After(5 * time.Second):
 		t.Error("a change of the size waits for it")
 	}
-	if err := before(); err != nil {
+	if err := before(FreePast); err != nil {
 		t.Error(err)
 	}
 }

@@ -9,15 +9,16 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/pages/pagetest"
 )
 
-// cannotShrink fails the test unless a program with the descriptor can neither make the memory shorter nor seal it, and makes the file longer.
-func cannotShrink(t *testing.T, f *os.File, n int64) {
+// isSealed fails the test unless a program with the descriptor can make the memory neither shorter nor longer, and not seal it.
+func isSealed(t *testing.T, f *os.File, n int64) {
 	t.Helper()
-	for _, end := range []int64{0, n - 1} {
+	for _, end := range []int64{0, n - 1, n + 8<<20, 2 * dsm.MaxAreaSize} {
 		if err := f.Truncate(end); !errors.Is(err, unix.EPERM) {
-			t.Errorf("shrink to %d: %v, want EPERM", end, err)
+			t.Errorf("resize to %d: %v, want EPERM", end, err)
 		}
 	}
 	for _, seal := range []int{unix.F_SEAL_GROW, unix.F_SEAL_WRITE, unix.F_SEAL_FUTURE_WRITE, unix.F_SEAL_EXEC} {
@@ -25,12 +26,9 @@ func cannotShrink(t *testing.T, f *os.File, n int64) {
 			t.Errorf("seal %#x is added: %v", seal, err)
 		}
 	}
-	if err := f.Truncate(n + 8<<20); err != nil {
-		t.Fatal(err)
-	}
 }
 
-// TestSealed: a program that may write the working copy, or has a draft, cannot make it shorter. It stores past the end, which the daemon does not
+// TestSealed: a program that may write the working copy, or has a draft, cannot change its length. It stores past the end, which the daemon does not
 // take for a part of the area, and finds zeroes there when the area grows.
 func TestSealed(t *testing.T) {
 	const before, small, large = 9*dsm.PageSize - 100, 2*dsm.PageSize + 10, 40 * dsm.PageSize
@@ -58,7 +56,7 @@ func TestSealed(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer f.Close()
-			cannotShrink(t, f, before)
+			isSealed(t, f, before)
 			want := bytes.Repeat([]byte("stored"), before)[:before]
 			store := func(b []byte, off int64) {
 				t.Helper()
@@ -84,7 +82,7 @@ func TestSealed(t *testing.T) {
 			if n, err := a.Extended(); n != before || err != nil {
 				t.Errorf("the area ends at %d (%v) where a program has made the file longer", n, err)
 			}
-			if err := resize(before); err != nil {
+			if err := dropPast(bytesOf); err != nil {
 				t.Fatal(err)
 			}
 			look("stored past the end", before)
@@ -94,24 +92,51 @@ func TestSealed(t *testing.T) {
 			}
 			clear(want[small:])
 			look("shrunk by the area", before)
+			if err := dropPast(bytesOf); err != nil {
+				t.Fatal(err)
+			}
+			look("freed", before)
 			takes("shrunk", 3)
 			store(bytes.Repeat([]byte{7}, before-small), small)
 			drop := bytesOf.droppingPast()
 			if bytesOf.droppingPast() != nil {
 				t.Error("it is freed twice at once")
 			}
-			if err := drop(); err != nil {
+			if err := drop(FreePast); err != nil {
 				t.Fatal(err)
 			}
 			takes("stored past the end, and dropped", 3)
 			store(bytes.Repeat([]byte{7}, before-small), small)
-			if err := resize(large); err != nil {
+			drop = bytesOf.droppingPast()
+			for _, size := range []int64{small - 1, small} {
+				if err := resize(size); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := resize(large); !errs.Is(err, errs.Busy) {
+				t.Errorf("it grows to where memory is being freed (%v)", err)
+			}
+			if err := drop(FreePast); err != nil {
 				t.Fatal(err)
 			}
-			want = append(want, make([]byte, large-before)...)
-			look("grown again", large)
-			takes("grown again", 3)
-			if err := resize(0); err != nil {
+			for range 3 {
+				store(bytes.Repeat([]byte{7}, before-small), small)
+				err := resize(large)
+				if !c.demand && err != nil || c.demand && !errs.Is(err, errs.Busy) { // a page that is not here has to be a hole
+					t.Errorf("it grows to where a program has stored: %v", err)
+				}
+				if err := errors.Join(dropPast(bytesOf), resize(large)); err != nil {
+					t.Fatal(err)
+				}
+				clear(want[small-1:])
+				want = append(want, make([]byte, large-len(want))...)
+				look("grown again", large)
+				if err := errors.Join(resize(small), dropPast(bytesOf)); err != nil {
+					t.Fatal(err)
+				}
+				takes("shrunk again", 3)
+			}
+			if err := errors.Join(resize(0), dropPast(bytesOf)); err != nil {
 				t.Fatal(err)
 			}
 			takes("empty", 0)
@@ -127,7 +152,7 @@ func TestUnshare(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		cannotShrink(t, f, size)
+		isSealed(t, f, size)
 		last := dsm.PageIndex((size - 1) / dsm.PageSize)
 		a.Working(last)[0] = 5
 		if _, err := f.WriteAt([]byte("past"), size); err != nil {

@@ -60,7 +60,7 @@ func TestWhoMayOnlyRead(t *testing.T) {
 	}
 	_ = r.file.Close() // nothing was written to it
 	x := a.mu.attachments[r.attachment]
-	_, err = x.track(&request{header: header{arg: [4]uint64{dsm.PageSize, dsm.PageSize, 0}}})
+	_, err = x.track(t.Context(), &request{header: header{arg: [4]uint64{dsm.PageSize, dsm.PageSize, 0}}})
 	refused("track", err)
 	refused("accumulate", x.mayAdd(t.Context()))
 	if x.adds.Load() {

@@ -236,7 +236,7 @@ func (x *attachment) largest() uint64 {
 }
 
 // track serves TRACK.
-func (x *attachment) track(q *request) (reply, error) {
+func (x *attachment) track(ctx context.Context, q *request) (reply, error) {
 	addr, n, off := q.arg[0], q.arg[1], q.arg[2]
 	switch {
 	case !x.write && x.memory == nil:
@@ -245,6 +245,9 @@ func (x *attachment) track(q *request) (reply, error) {
 		return reply{}, errs.E(errs.Invalid, "track", "address %#x, length %d and offset %d must be multiples of %d, the length not 0", addr, n, off, dsm.PageSize)
 	case n > dsm.MaxAreaSize || off > dsm.MaxAreaSize || addr+n < addr || off+n > x.largest():
 		return reply{}, errs.E(errs.Invalid, "track", "length %d at offset %d is more than %d bytes past the end of the area", n, off, trackAhead)
+	}
+	if err := x.area.Grown(ctx, int64(off), int64(n)); err != nil {
+		return reply{}, err
 	}
 	x.mu.Lock()
 	ended, many := x.mu.ended, len(x.mu.ranges) >= maxRanges

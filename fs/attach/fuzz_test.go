@@ -65,6 +65,7 @@ func (yesArea) FinishRound(context.Context, dsm.RoundID, []dsm.NodeID, int) erro
 	return nil
 }
 
+func (yesArea) Grown(context.Context, int64, int64) error { return nil }
 func (yesArea) Resize(_ context.Context, size int64) (dsm.Inode, error) {
 	return dsm.Inode{Ino: 7, Kind: dsm.KindFile, Perm: 0o666, Size: size}, nil
 }

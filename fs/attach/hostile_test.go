@@ -65,12 +65,13 @@ func (idleAttachment) Detach() {}
 
 func (idleAttachment) Memory() (*os.File, error) { return nil, errs.E(errs.NotExist, "memory", "") }
 
-func (idleArea) Close(bool)                    {}
-func (idleArea) Demand() bool                  { return false }
-func (idleArea) Direct() bool                  { return false }
-func (idleArea) Size() int64                   { return dsm.PageSize }
-func (idleArea) Version() dsm.Version          { return 1 }
-func (idleArea) Publish(context.Context) error { return nil }
+func (idleArea) Close(bool)                                {}
+func (idleArea) Demand() bool                              { return false }
+func (idleArea) Direct() bool                              { return false }
+func (idleArea) Size() int64                               { return dsm.PageSize }
+func (idleArea) Grown(context.Context, int64, int64) error { return nil }
+func (idleArea) Version() dsm.Version                      { return 1 }
+func (idleArea) Publish(context.Context) error             { return nil }
 func (idleArea) PublishNow(_ time.Duration, done func(error)) bool {
 	done(nil)
 	return true

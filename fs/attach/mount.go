@@ -47,7 +47,9 @@ type Area interface {
 	Close(write bool)
 	// Size is the newest size known on this node.
 	Size() int64
-	// Resize changes the size, and the kernel is told of it.
+	// Grown returns when there is memory for [off, off+n), as far as that is in the area.
+	Grown(ctx context.Context, off, n int64) error
+	// Resize changes the size, and the kernel is told of it. There is memory for it then.
 	Resize(ctx context.Context, size int64) (dsm.Inode, error)
 	// Contribute hands all stores made so far over to a round, and AbandonRound takes them back: see groups.Area.
 	Contribute(ctx context.Context, id dsm.RoundID) error

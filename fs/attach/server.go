@@ -450,7 +450,7 @@ func (a *conn) serve(q *request) (reply, error) {
 	}
 	switch q.op {
 	case opTrack:
-		return x.track(q)
+		return x.track(ctx, q)
 	case opUntrack:
 		return reply{}, x.untrack(q.arg[0], q.arg[1])
 	case opPublish:

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -130,6 +131,10 @@ func (c *worker) do(q request) []byte {
 		if results[0] = uint32(errno.Of(unix.Lstat(q.path, &st))); results[0] == 0 && st.Mode&unix.S_IFMT != unix.S_IFDIR {
 			results[0] = uint32(unix.ENOTDIR)
 		}
+	case opFree:
+		for i, it := range q.items {
+			results[i] = uint32(errno.Of(free(it)))
+		}
 	case opClose:
 		for _, it := range q.items {
 			c.schedule.remove(it.ino)
@@ -159,6 +164,30 @@ func (c *worker) sync(it item) syscall.Errno {
 			return e
 		}
 	}
+}
+
+// free frees memory of a memfd of the daemon: see Freer.
+func free(it item) error {
+	open := func(fd uint64) (int, error) {
+		return unix.Open(fmt.Sprintf("/proc/%d/fd/%d", it.n, fd), unix.O_RDWR|unix.O_CLOEXEC, 0)
+	}
+	if it.lock != 0 { // first: if the daemon is killed after that, the memfd cannot be opened any more
+		lock, err := open(it.lock)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(lock)
+		l := unix.Flock_t{Type: unix.F_WRLCK, Start: int64(it.at), Len: 1}
+		if err := unix.FcntlFlock(uintptr(lock), unix.F_OFD_SETLK, &l); err != nil {
+			return err
+		}
+	}
+	fd, err := open(it.ino)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(it.off), math.MaxInt64-int64(it.off))
 }
 
 // report logs an error of a harvest that nobody waits for.

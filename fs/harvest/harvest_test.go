@@ -21,6 +21,7 @@ func TestWire(t *testing.T) {
 		{op: opSync, items: []item{{ino: 1, off: 2, n: 3}, {ino: 1 << 60}}},
 		{op: opWatch, items: []item{{ino: 1, every: uint64(dsm.MaxInterval)}, {ino: 2}}},
 		{op: opClose, items: []item{{ino: 9}}},
+		{op: opFree, items: []item{{ino: 9, off: 1 << 40, n: 1234}}},
 	} {
 		got, err := readRequest(bytes.NewReader(q.append(nil)))
 		if err != nil || !reflect.DeepEqual(got, q) {

@@ -3,7 +3,7 @@
 // The kernel tells nobody of a store to a page that is already mapped, but sync_file_range makes it
 // send the dirty pages as WRITE requests. That takes an open file of the mount, which the daemon
 // itself must not have (see package fs). So a child process has it: Main. This package starts that
-// process, starts it again when it dies, and tells it what to do.
+// process, starts it again when it dies, and tells it what to do. A Freer has other such processes, for what may wait for ever.
 package harvest
 
 import (

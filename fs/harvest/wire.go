@@ -23,6 +23,9 @@ import (
 //	  |<-------------------- count32 (errno32)*|  of one
 //	  | close: 'C' count32 (ino64)* ---------->|  watches them no more
 //	  |<-------------------- count32 (errno32)*|
+//	  | free:  'F' count32 (fd64 off64 pid64   |  frees what a process has in a file from an offset on; while it does,
+//	  |         lock64 at64)* ---------------->|  it has a byte of another file of that process locked, unless lock is 0
+//	  |<-------------------- count32 (errno32)*|
 //	  | end of file -------------------------->|  closes all and exits
 //
 // A watch has no answer, so that a harvest that finds nothing wakes nobody. What
@@ -34,14 +37,15 @@ const (
 	opStat  = 'A'
 	opLook  = 'L'
 	opClose = 'C'
+	opFree  = 'F'
 
 	maxPath  = 4096    // PATH_MAX
 	maxBatch = 1 << 20 // areas in one request
 )
 
 // item is an area in a request: with a range in a sync, where n = 0 means up to the end, and with
-// an interval in a watch.
-type item struct{ ino, off, n, every uint64 }
+// an interval in a watch. In a free, ino is a descriptor of the process n, and lock another.
+type item struct{ ino, off, n, every, lock, at uint64 }
 
 // request is one message of the daemon.
 type request struct {
@@ -73,6 +77,10 @@ func (q request) append(p []byte) []byte {
 		case opSync:
 			p = binary.BigEndian.AppendUint64(p, it.off)
 			p = binary.BigEndian.AppendUint64(p, it.n)
+		case opFree:
+			for _, v := range []uint64{it.off, it.n, it.lock, it.at} {
+				p = binary.BigEndian.AppendUint64(p, v)
+			}
 		case opWatch:
 			p = binary.BigEndian.AppendUint64(p, it.every)
 		}
@@ -93,6 +101,8 @@ func readRequest(r io.Reader) (request, error) {
 		size, most = 1, maxPath
 	case opSync:
 		size = 24
+	case opFree:
+		size = 40
 	case opWatch:
 		size = 16
 	case opClose, opStat:
@@ -113,8 +123,11 @@ func readRequest(r io.Reader) (request, error) {
 	for ; len(body) > 0; body = body[size:] {
 		it := item{ino: binary.BigEndian.Uint64(body)}
 		switch q.op {
-		case opSync:
+		case opSync, opFree:
 			it.off, it.n = binary.BigEndian.Uint64(body[8:]), binary.BigEndian.Uint64(body[16:])
+			if q.op == opFree {
+				it.lock, it.at = binary.BigEndian.Uint64(body[24:]), binary.BigEndian.Uint64(body[32:])
+			}
 		case opWatch:
 			if it.every = binary.BigEndian.Uint64(body[8:]); it.every > uint64(dsm.MaxInterval) {
 				return q, fmt.Errorf("watch at an interval of %d ns: want at most %v", it.every, dsm.MaxInterval)

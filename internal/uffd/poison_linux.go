@@ -154,23 +154,39 @@ func poisonRun(fd int, start, end uint64) error {
 
 // holes calls f with each run of [from, to) that is a hole of the file, or lies past its end.
 func holes(fd int, from, to int64, f func(from, to int64) error) error {
+	runs := DataRuns
+	if _, err := CountPages(fd, from, to); CannotCount(err) {
+		runs = seekRuns
+	}
+	err := runs(fd, from, to, func(data, end int64) error {
+		start := from
+		from = end
+		if start == data {
+			return nil
+		}
+		return f(start, data)
+	})
+	if err != nil || from >= to {
+		return err
+	}
+	return f(from, to)
+}
+
+// seekRuns is DataRuns by lseek(2).
+func seekRuns(fd int, from, to int64, f func(from, to int64) error) error {
 	for from < to {
 		data, err := unix.Seek(fd, from, unix.SEEK_DATA)
-		if errors.Is(err, unix.ENXIO) {
-			data, err = to, nil
+		if errors.Is(err, unix.ENXIO) || err == nil && data >= to {
+			return nil
 		}
 		if err != nil {
 			return err
 		}
-		if data = min(data, to); from < data {
-			if err := f(from, data); err != nil {
-				return err
-			}
+		if from, err = unix.Seek(fd, data, unix.SEEK_HOLE); err != nil {
+			return err
 		}
-		if from = data; from < to {
-			if from, err = unix.Seek(fd, data, unix.SEEK_HOLE); err != nil {
-				return err
-			}
+		if err := f(data, min(from, to)); err != nil {
+			return err
 		}
 	}
 	return nil
