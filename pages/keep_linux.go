@@ -474,3 +474,23 @@ func (a *Area) Data(f func(p dsm.PageIndex)) {
 		f(p)
 	}
 }
+
+// Stored calls f for each page of which one of the copies takes memory.
+func (a *Area) Stored(f func(p dsm.PageIndex)) {
+	for w, b := a.working.nextData(0), a.base.nextTaken(0); w != noPage || b != noPage; {
+		p := w
+		if w == noPage || b != noPage && b < w {
+			p = b
+		}
+		if int64(p)*dsm.PageSize >= a.size { // a program may have made its memfd longer
+			return
+		}
+		f(p)
+		if w == p {
+			w = a.working.nextData(p + 1)
+		}
+		if b == p {
+			b = a.base.nextTaken(p + 1)
+		}
+	}
+}
