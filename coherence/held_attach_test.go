@@ -49,6 +49,48 @@ func (x *aloneNode) daemon() *Node {
 	return n
 }
 
+// attach starts a daemon, and attaches the file for a program. ino is that of the memory.
+func (x *aloneNode) attach(size int64) (a *Area, mem []byte, ino uint64) {
+	x.t.Helper()
+	a, err := x.daemon().Open(x.t.Context(), 1, false)
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	at, f, err := a.Attach(x.t.Context(), 77, true)
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	defer f.Close()
+	if mem, err = unix.Mmap(int(f.Fd()), 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+		x.t.Fatal(err)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		x.t.Fatal(err)
+	}
+	at.Track(nil, 0, size)
+	return a, mem, st.Ino
+}
+
+// follow starts the next daemon, which takes over what the program has attached.
+func (x *aloneNode) follow(ino uint64) (*Area, *Attachment) {
+	x.t.Helper()
+	n := x.daemon()
+	a, err := n.Reopen(x.t.Context(), 1, false)
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	at, f, err := a.Reattach(77, true, ino)
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		x.t.Fatal(err)
+	}
+	n.Resumed()
+	return a, at
+}
+
 // TestAttachedWhenOneFollowsAlone: a program of a node alone goes on with the memory that it has attached when the daemon is killed. What it stores before, meanwhile and afterwards is published, and what is
 // read by others is the same.
 func TestAttachedWhenOneFollowsAlone(t *testing.T) {
@@ -62,17 +104,7 @@ func TestAttachedWhenOneFollowsAlone(t *testing.T) {
 	}
 	for _, published := range []bool{false, true} {
 		x := newAloneNode(t, size)
-		n := x.daemon()
-		a, err := n.Open(ctx, 1, false)
-		must(err)
-		at, f, err := a.Attach(ctx, 77, true)
-		must(err)
-		mem, err := unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-		must(err)
-		var st unix.Stat_t
-		must(unix.Fstat(int(f.Fd()), &st))
-		must(f.Close())
-		at.Track(nil, 0, size)
+		a, mem, ino := x.attach(size)
 		want := make([]byte, size)
 		store := func(off int64, b byte) { mem[off], want[off] = b, b }
 		look := func(a *Area) {
@@ -103,13 +135,7 @@ func TestAttachedWhenOneFollowsAlone(t *testing.T) {
 		store(dsm.PageSize, 4)
 		for daemon := range byte(3) {
 			store(5*dsm.PageSize+int64(daemon), 10+daemon) // while no daemon is there
-			n = x.daemon()
-			a, err = n.Reopen(ctx, 1, false)
-			must(err)
-			at, f, err := a.Reattach(77, true, st.Ino)
-			must(err)
-			must(f.Close())
-			n.Resumed()
+			a, at := x.follow(ino)
 			at.Track(nil, 0, size)
 			store(6*dsm.PageSize+int64(daemon), 20+daemon)
 			store(0, 30+daemon)
@@ -147,17 +173,7 @@ func TestKilledWhileWhatIsPublishedEnds(t *testing.T) {
 	}
 	x := newAloneNode(t, size)
 	x.view = summing{x.view.(*slowPair)}
-	n := x.daemon()
-	a, err := n.Open(ctx, 1, false)
-	must(err)
-	at, f, err := a.Attach(ctx, 77, true)
-	must(err)
-	mem, err := unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	must(err)
-	var st unix.Stat_t
-	must(unix.Fstat(int(f.Fd()), &st))
-	must(f.Close())
-	at.Track(nil, 0, size)
+	a, mem, ino := x.attach(size)
 	for p := range 3 {
 		mem[p*dsm.PageSize] = 1
 	}
@@ -174,16 +190,10 @@ func TestKilledWhileWhatIsPublishedEnds(t *testing.T) {
 		a.extentLocked(0).pub.snap = map[int][]byte{1: {}} // what looks at it panics
 		a.localLocked()
 	}()
-	n = x.daemon()
-	a, err = n.Reopen(ctx, 1, false)
-	must(err)
-	_, f, err = a.Reattach(77, true, st.Ino)
-	must(err)
-	must(f.Close())
-	n.Resumed()
+	a, _ = x.follow(ino)
 	must(a.Publish(ctx))
 	got := make([]byte, size)
-	_, err = a.ReadAt(ctx, got, 0)
+	_, err := a.ReadAt(ctx, got, 0)
 	must(err)
 	for p := range 3 {
 		if b := got[p*dsm.PageSize]; b != 1 {

@@ -2,7 +2,6 @@ package pages
 
 import (
 	"encoding/binary"
-	"errors"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -113,7 +112,6 @@ func TestDraftOfAnAreaThatIsGone(t *testing.T) {
 // TestKilledWhileADraftIsTaken: the daemon is killed at any point while what a program has added goes to the working copy. It is there once, when it is taken again.
 func TestKilledWhileADraftIsTaken(t *testing.T) {
 	k := mustKernel(t, dsm.MergeSum, dsm.DTypeI64, 0)
-	begun := errors.New("killed")
 	const p = 1
 	for kill := range 8 {
 		h := newHeldDraft(t, k, 3*dsm.PageSize)
@@ -144,19 +142,7 @@ func TestKilledWhileADraftIsTaken(t *testing.T) {
 			h.a.EndTake(h.d)
 			step()
 		}
-		steps := 0
-		func() {
-			defer func() {
-				if r := recover(); r != nil && r != error(begun) {
-					panic(r)
-				}
-			}()
-			take(func() {
-				if steps++; steps > kill {
-					panic(begun)
-				}
-			})
-		}()
+		killedAt(kill, take)
 		h.next()
 		h.next() // that one is killed, too
 		add(0, 7)
@@ -230,7 +216,6 @@ func (h *heldDraft) refreshUpTo(p dsm.PageIndex, is []byte, end int) {
 // program has stored since.
 func TestKilledWhileAWriteGoesToSharedMemory(t *testing.T) {
 	const p = 1
-	begun := errors.New("killed")
 	for _, rule := range []dsm.MergeRule{dsm.MergeSum, dsm.MergeLast} {
 		k := mustKernel(t, rule, dsm.DTypeI64, 0)
 		for kill := range 10 {
@@ -246,18 +231,7 @@ func TestKilledWhileAWriteGoesToSharedMemory(t *testing.T) {
 				set(page, i, was+1)
 			}
 			set(program, 300, was+10)
-			steps := 0
-			step := func() {
-				if steps++; steps > kill {
-					panic(begun)
-				}
-			}
-			func() {
-				defer func() {
-					if r := recover(); r != nil && r != error(begun) {
-						panic(r)
-					}
-				}()
+			killedAt(kill, func(step func()) {
 				base := append([]byte(nil), h.c.given[p].mem...)
 				step()
 				note := h.a.noteStored(p, base, page)
@@ -279,7 +253,7 @@ func TestKilledWhileAWriteGoesToSharedMemory(t *testing.T) {
 				step()
 				h.a.EndMerge()
 				step()
-			}()
+			})
 			h.next()
 			h.next()
 			if _, _, ok := h.c.Wrote(k, p*dsm.PageSize, page, true); !ok {

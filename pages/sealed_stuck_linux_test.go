@@ -116,88 +116,65 @@ func TestDropPastOfABusyFile(t *testing.T) {
 // freed it cannot grow.
 func TestSizeOfABusyFile(t *testing.T) {
 	const size, small = 9*dsm.PageSize + 100, 2*dsm.PageSize + 10
-	for name, c := range map[string]struct{ demand, draft bool }{"working": {}, "demand": {demand: true}, "draft": {draft: true}} {
-		t.Run(name, func(t *testing.T) {
-			newArea := newTestArea
-			if c.demand {
-				newArea = newTestDemandArea
-			}
-			a := newArea(t, size)
-			open, resize, bytesOf := a.OpenWorking, a.Resize, a.working
-			if c.draft {
-				d, err := a.NewDraft(0, nil)
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer d.Close()
-				open, resize, bytesOf = d.Open, d.Resize, d.memory
-			}
-			if c.demand && a.Attachable() != nil {
-				t.Skip(a.Attachable())
-			}
-			f, err := open(true)
-			if err != nil {
+	eachMemory(t, size, func(t *testing.T, m programsMemory) {
+		f, resize, bytesOf := m.f, m.resize, m.bytesOf
+		for _, p := range []int64{1, 5, 6, 9} {
+			if _, err := f.WriteAt(pagetest.PageOf(9), p*dsm.PageSize); err != nil {
 				t.Fatal(err)
 			}
-			defer f.Close()
-			for _, p := range []int64{1, 5, 6, 9} {
-				if _, err := f.WriteAt(pagetest.PageOf(9), p*dsm.PageSize); err != nil {
-					t.Fatal(err)
-				}
+		}
+		if _, err := uffd.CountPages(bytesOf.fd, 0, dsm.PageSize); uffd.CannotCount(err) {
+			t.Skip("a kernel before 6.5: ", err)
+		}
+		h := newStuckPage(t)
+		wrote := make(chan error, 1)
+		go func() {
+			_, err := unix.Pwrite(int(f.Fd()), unsafe.Slice((*byte)(h.mem), dsm.PageSize), dsm.PageSize)
+			wrote <- os.NewSyscallError("pwrite", err)
+		}()
+		h.awaited()
+		dropped := make(chan error, 1)
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			var runs []int64
+			err := errors.Join(
+				bytesOf.data(0, size, func(off, n int64) { runs = append(runs, off/dsm.PageSize, n) }),
+				resize(12*dsm.PageSize), resize(small))
+			if err != nil || !slices.Equal(runs, []int64{1, dsm.PageSize, 5, 2 * dsm.PageSize, 9, 100}) {
+				t.Errorf("%v, data %d", err, runs)
 			}
-			if _, err := uffd.CountPages(bytesOf.fd, 0, dsm.PageSize); uffd.CannotCount(err) {
-				t.Skip("a kernel before 6.5: ", err)
+			if !bytesOf.takes(1) || bytesOf.takes(2) {
+				t.Error("other pages are there")
 			}
-			h := newStuckPage(t)
-			wrote := make(chan error, 1)
-			go func() {
-				_, err := unix.Pwrite(int(f.Fd()), unsafe.Slice((*byte)(h.mem), dsm.PageSize), dsm.PageSize)
-				wrote <- os.NewSyscallError("pwrite", err)
-			}()
-			h.awaited()
-			dropped := make(chan error, 1)
-			done := make(chan struct{})
-			go func() {
-				defer close(done)
-				var runs []int64
-				err := errors.Join(
-					bytesOf.data(0, size, func(off, n int64) { runs = append(runs, off/dsm.PageSize, n) }),
-					resize(12*dsm.PageSize), resize(small))
-				if err != nil || !slices.Equal(runs, []int64{1, dsm.PageSize, 5, 2 * dsm.PageSize, 9, 100}) {
-					t.Errorf("%v, data %d", err, runs)
-				}
-				if !bytesOf.takes(1) || bytesOf.takes(2) {
-					t.Error("other pages are there")
-				}
-				b := make([]byte, size)
-				want := append(make([]byte, dsm.PageSize), pagetest.PageOf(9)...)
-				if _, err := f.ReadAt(b, 0); err != nil || !bytes.Equal(b, append(want, make([]byte, size-len(want))...)) {
-					t.Errorf("what is past the end does not read zero (%v)", err)
-				}
-				drop := bytesOf.droppingPast()
-				go func() { dropped <- drop(FreePast) }()
-				if err := errors.Join(resize(small-1), resize(small)); err != nil {
-					t.Error(err)
-				}
-				if err := errors.Join(resize(dsm.PageSize), resize(small)); !c.demand && err != nil {
-					t.Error(err)
-				}
-				if err := resize(size); !errs.Is(err, errs.Busy) {
-					t.Errorf("it grows to where memory is being freed (%v)", err)
-				}
-			}()
-			select {
-			case <-done:
-			case <-time.After(10 * time.Second):
-				t.Error("the area waits for the program")
+			b := make([]byte, size)
+			want := append(make([]byte, dsm.PageSize), pagetest.PageOf(9)...)
+			if _, err := f.ReadAt(b, 0); err != nil || !bytes.Equal(b, append(want, make([]byte, size-len(want))...)) {
+				t.Errorf("what is past the end does not read zero (%v)", err)
 			}
-			h.let()
-			<-done
-			if err := errors.Join(<-wrote, <-dropped, dropPast(bytesOf), resize(size)); err != nil {
+			drop := bytesOf.droppingPast()
+			go func() { dropped <- drop(FreePast) }()
+			if err := errors.Join(resize(small-1), resize(small)); err != nil {
 				t.Error(err)
 			}
-		})
-	}
+			if err := errors.Join(resize(dsm.PageSize), resize(small)); m.kind != "demand" && err != nil {
+				t.Error(err)
+			}
+			if err := resize(size); !errs.Is(err, errs.Busy) {
+				t.Errorf("it grows to where memory is being freed (%v)", err)
+			}
+		}()
+		select {
+		case <-done:
+		case <-time.After(10 * time.Second):
+			t.Error("the area waits for the program")
+		}
+		h.let()
+		<-done
+		if err := errors.Join(<-wrote, <-dropped, dropPast(bytesOf), resize(size)); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // TestDropPastOfAnotherFile: what frees memory past the end of the working copy that an area had before is no concern of the one that it has now.

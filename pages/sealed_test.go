@@ -28,27 +28,35 @@ func isSealed(t *testing.T, f *os.File, n int64) {
 	}
 }
 
-// TestSealed: a program that may write the working copy, or has a draft, cannot change its length. It stores past the end, which the daemon does not
-// take for a part of the area, and finds zeroes there when the area grows.
-func TestSealed(t *testing.T) {
-	const before, small, large = 9*dsm.PageSize - 100, 2*dsm.PageSize + 10, 40 * dsm.PageSize
-	for name, c := range map[string]struct{ demand, draft bool }{"working": {}, "demand": {demand: true}, "draft": {draft: true}} {
-		t.Run(name, func(t *testing.T) {
+// programsMemory is memory that a program has open for writing.
+type programsMemory struct {
+	kind    string // working, demand or draft
+	a       *Area
+	f       *os.File
+	resize  func(int64) error
+	bytesOf *areaCopy
+}
+
+// eachMemory runs a test with each kind of it, of an area of so many bytes.
+func eachMemory(t *testing.T, size int64, do func(t *testing.T, m programsMemory)) {
+	t.Helper()
+	for _, kind := range []string{"working", "demand", "draft"} {
+		t.Run(kind, func(t *testing.T) {
 			newArea := newTestArea
-			if c.demand {
+			if kind == "demand" {
 				newArea = newTestDemandArea
 			}
-			a := newArea(t, before)
-			open, resize, bytesOf := a.OpenWorking, a.Resize, a.working
-			if c.draft {
+			a := newArea(t, size)
+			m, open := programsMemory{kind: kind, a: a, resize: a.Resize, bytesOf: a.working}, a.OpenWorking
+			if kind == "draft" {
 				d, err := a.NewDraft(0, nil)
 				if err != nil {
 					t.Fatal(err)
 				}
 				defer d.Close()
-				open, resize, bytesOf = d.Open, d.Resize, d.memory
+				open, m.resize, m.bytesOf = d.Open, d.Resize, d.memory
 			}
-			if c.demand && a.Attachable() != nil {
+			if kind == "demand" && a.Attachable() != nil {
 				t.Skip(a.Attachable())
 			}
 			f, err := open(true)
@@ -56,92 +64,103 @@ func TestSealed(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer f.Close()
-			isSealed(t, f, before)
-			want := bytes.Repeat([]byte("stored"), before)[:before]
-			store := func(b []byte, off int64) {
-				t.Helper()
-				if _, err := f.WriteAt(b, off); err != nil {
-					t.Fatal(err)
-				}
-			}
-			look := func(what string, n int64) {
-				t.Helper()
-				got := make([]byte, n)
-				if _, err := f.ReadAt(got, 0); err != nil || !bytes.Equal(got, want[:n]) {
-					t.Errorf("%s: other bytes are there (%v)", what, err)
-				}
-			}
-			takes := func(what string, pages int64) {
-				t.Helper()
-				if n, err := bytesOf.resident(); err != nil || n != pages*dsm.PageSize {
-					t.Errorf("%s: %d bytes of memory (%v), want %d pages", what, n, err, pages)
-				}
-			}
-			store(want, 0)
-			store(pagetest.PageOf(9), 20*dsm.PageSize)
-			if n, err := a.Extended(); n != before || err != nil {
-				t.Errorf("the area ends at %d (%v) where a program has made the file longer", n, err)
-			}
-			if err := dropPast(bytesOf); err != nil {
-				t.Fatal(err)
-			}
-			look("stored past the end", before)
-			takes("stored past the end", 9)
-			if err := resize(small); err != nil {
-				t.Fatal(err)
-			}
-			clear(want[small:])
-			look("shrunk by the area", before)
-			if err := dropPast(bytesOf); err != nil {
-				t.Fatal(err)
-			}
-			look("freed", before)
-			takes("shrunk", 3)
-			store(bytes.Repeat([]byte{7}, before-small), small)
-			drop := bytesOf.droppingPast()
-			if bytesOf.droppingPast() != nil {
-				t.Error("it is freed twice at once")
-			}
-			if err := drop(FreePast); err != nil {
-				t.Fatal(err)
-			}
-			takes("stored past the end, and dropped", 3)
-			store(bytes.Repeat([]byte{7}, before-small), small)
-			drop = bytesOf.droppingPast()
-			for _, size := range []int64{small - 1, small} {
-				if err := resize(size); err != nil {
-					t.Fatal(err)
-				}
-			}
-			if err := resize(large); !errs.Is(err, errs.Busy) {
-				t.Errorf("it grows to where memory is being freed (%v)", err)
-			}
-			if err := drop(FreePast); err != nil {
-				t.Fatal(err)
-			}
-			for range 3 {
-				store(bytes.Repeat([]byte{7}, before-small), small)
-				err := resize(large)
-				if !c.demand && err != nil || c.demand && !errs.Is(err, errs.Busy) { // a page that is not here has to be a hole
-					t.Errorf("it grows to where a program has stored: %v", err)
-				}
-				if err := errors.Join(dropPast(bytesOf), resize(large)); err != nil {
-					t.Fatal(err)
-				}
-				clear(want[small-1:])
-				want = append(want, make([]byte, large-len(want))...)
-				look("grown again", large)
-				if err := errors.Join(resize(small), dropPast(bytesOf)); err != nil {
-					t.Fatal(err)
-				}
-				takes("shrunk again", 3)
-			}
-			if err := errors.Join(resize(0), dropPast(bytesOf)); err != nil {
-				t.Fatal(err)
-			}
-			takes("empty", 0)
+			m.f = f
+			do(t, m)
 		})
 	}
+}
+
+// TestSealed: a program that may write the working copy, or has a draft, cannot change its length. It stores past the end, which the daemon does not
+// take for a part of the area, and finds zeroes there when the area grows.
+func TestSealed(t *testing.T) {
+	const before, small, large = 9*dsm.PageSize - 100, 2*dsm.PageSize + 10, 40 * dsm.PageSize
+	eachMemory(t, before, func(t *testing.T, m programsMemory) {
+		a, f, resize, bytesOf := m.a, m.f, m.resize, m.bytesOf
+		isSealed(t, f, before)
+		want := bytes.Repeat([]byte("stored"), before)[:before]
+		store := func(b []byte, off int64) {
+			t.Helper()
+			if _, err := f.WriteAt(b, off); err != nil {
+				t.Fatal(err)
+			}
+		}
+		look := func(what string, n int64) {
+			t.Helper()
+			got := make([]byte, n)
+			if _, err := f.ReadAt(got, 0); err != nil || !bytes.Equal(got, want[:n]) {
+				t.Errorf("%s: other bytes are there (%v)", what, err)
+			}
+		}
+		takes := func(what string, pages int64) {
+			t.Helper()
+			if n, err := bytesOf.resident(); err != nil || n != pages*dsm.PageSize {
+				t.Errorf("%s: %d bytes of memory (%v), want %d pages", what, n, err, pages)
+			}
+		}
+		store(want, 0)
+		store(pagetest.PageOf(9), 20*dsm.PageSize)
+		if n, err := a.Extended(); n != before || err != nil {
+			t.Errorf("the area ends at %d (%v) where a program has made the file longer", n, err)
+		}
+		if err := dropPast(bytesOf); err != nil {
+			t.Fatal(err)
+		}
+		look("stored past the end", before)
+		takes("stored past the end", 9)
+		if err := resize(small); err != nil {
+			t.Fatal(err)
+		}
+		clear(want[small:])
+		look("shrunk by the area", before)
+		if err := dropPast(bytesOf); err != nil {
+			t.Fatal(err)
+		}
+		look("freed", before)
+		takes("shrunk", 3)
+		store(bytes.Repeat([]byte{7}, before-small), small)
+		drop := bytesOf.droppingPast()
+		if bytesOf.droppingPast() != nil {
+			t.Error("it is freed twice at once")
+		}
+		if err := drop(FreePast); err != nil {
+			t.Fatal(err)
+		}
+		takes("stored past the end, and dropped", 3)
+		store(bytes.Repeat([]byte{7}, before-small), small)
+		drop = bytesOf.droppingPast()
+		for _, size := range []int64{small - 1, small} {
+			if err := resize(size); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := resize(large); !errs.Is(err, errs.Busy) {
+			t.Errorf("it grows to where memory is being freed (%v)", err)
+		}
+		if err := drop(FreePast); err != nil {
+			t.Fatal(err)
+		}
+		for range 3 {
+			store(bytes.Repeat([]byte{7}, before-small), small)
+			err := resize(large)
+			if m.kind != "demand" && err != nil || m.kind == "demand" && !errs.Is(err, errs.Busy) { // a page that is not here has to be a hole
+				t.Errorf("it grows to where a program has stored: %v", err)
+			}
+			if err := errors.Join(dropPast(bytesOf), resize(large)); err != nil {
+				t.Fatal(err)
+			}
+			clear(want[small-1:])
+			want = append(want, make([]byte, large-len(want))...)
+			look("grown again", large)
+			if err := errors.Join(resize(small), dropPast(bytesOf)); err != nil {
+				t.Fatal(err)
+			}
+			takes("shrunk again", 3)
+		}
+		if err := errors.Join(resize(0), dropPast(bytesOf)); err != nil {
+			t.Fatal(err)
+		}
+		takes("empty", 0)
+	})
 }
 
 // TestUnshare: memory that programs have had, and have not any more, is a file again that ends where the area does.

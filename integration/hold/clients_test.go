@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
-	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -27,43 +25,24 @@ func TestClientsOutliveTheDaemon(t *testing.T) {
 		t.Skip(skip)
 	}
 	n := held(t)
-	s := *seed
-	if s == 0 {
-		s = uint64(time.Now().UnixNano()) % 1e9
-	}
-	t.Logf("-seed=%d", s)
-	rnd := rand.New(rand.NewPCG(s, 0))
+	rnd := seeded(t)
 	with := []string{"PYTHONPATH=" + filepath.Join(root, "pybind"), "PYTHONDONTWRITEBYTECODE=1"}
-	program := func(words ...string) *harness.Client {
-		return n.Program("env", append(append(with, words...), n.Mount, fmt.Sprint(s))...)
-	}
-	running := map[string]*harness.Client{
-		"package": program(python, filepath.Join("clients", "area.py")),
-		"run":     program(harness.Binary(), "run", "--", python, filepath.Join("clients", "mapped.py")),
-	}
-	for name, c := range running {
+	program := func(name string, words ...string) running {
+		c := n.Program("env", append(append(with, words...), n.Mount, fmt.Sprint(rnd.Uint64()))...)
 		if _, err := c.Do("begin"); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
+		return running{c, name}
+	}
+	all := []running{
+		program("package", python, filepath.Join("clients", "area.py")),
+		program("run", harness.Binary(), "run", "--", python, filepath.Join("clients", "mapped.py")),
 	}
 	last := 0
 	for range *kills / 2 {
 		last = killDaemon(t, n, last, time.Duration(rnd.Int64N(int64(longest))), syscall.SIGKILL)
 	}
-	for name, c := range running {
-		words, err := c.Do("end")
-		t.Logf("%s: %s %v", name, strings.Join(words, " "), err)
-		if err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-	if t.Failed() {
-		log, _ := os.ReadFile(n.LogFile())
-		t.Logf("log:\n%s", log)
-	}
-	for _, c := range running {
-		c.Close()
-	}
+	end(t, all, []*harness.Node{n})
 	n.Stop()
 }
 
@@ -73,6 +52,7 @@ func TestCProgramOutlivesTheDaemon(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	rnd := seeded(t)
 	n := held(t)
 	if res := n.Run(limit, "truncate", "-s", "8192", filepath.Join(n.Mount, "w")); res.Err != nil {
 		t.Fatalf("%v: %s", res.Err, res.Stderr)
@@ -95,7 +75,7 @@ func TestCProgramOutlivesTheDaemon(t *testing.T) {
 	ready.Scan()
 	last := 0
 	for range *kills / 2 {
-		last = killDaemon(t, n, last, time.Duration(rand.Int64N(int64(longest))), syscall.SIGKILL)
+		last = killDaemon(t, n, last, time.Duration(rnd.Int64N(int64(longest))), syscall.SIGKILL)
 	}
 	_, err = io.WriteString(in, "\n")
 	if err = errors.Join(err, cmd.Wait()); err != nil {

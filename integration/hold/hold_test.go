@@ -4,7 +4,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
@@ -58,41 +57,16 @@ func killDaemon(t *testing.T, n *harness.Node, last int, after time.Duration, ho
 // TestHeldMountOutlivesItsDaemon: programs of all kinds see no error and lose nothing while the daemon is killed again and again.
 func TestHeldMountOutlivesItsDaemon(t *testing.T) {
 	n := held(t)
-	s := *seed
-	if s == 0 {
-		s = uint64(time.Now().UnixNano()) % 1e9
-	}
-	t.Logf("-seed=%d", s)
-	rnd := rand.New(rand.NewPCG(s, 0))
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	running := make(map[string]*harness.Client)
+	rnd := seeded(t)
+	var all []running
 	for _, kind := range kinds {
-		running[kind] = n.Program(exe, programWord, kind, n.Mount)
-		if _, err := running[kind].Do("begin %d", rnd.Uint64()); err != nil {
-			t.Fatalf("%s: %v", kind, err)
-		}
+		all = append(all, start(t, n, kind, "", rnd.Uint64()))
 	}
 	last := 0
 	for range *kills {
 		last = killDaemon(t, n, last, time.Duration(rnd.Int64N(int64(longest))), syscall.SIGKILL)
 	}
-	for _, kind := range kinds {
-		words, err := running[kind].Do("end")
-		t.Logf("%s: %s %v", kind, strings.Join(words, " "), err)
-		if err != nil {
-			t.Errorf("%s: %v", kind, err)
-		}
-	}
-	if t.Failed() {
-		log, _ := os.ReadFile(n.LogFile())
-		t.Logf("log:\n%s", log)
-	}
-	for _, c := range running {
-		c.Close()
-	}
+	end(t, all, []*harness.Node{n})
 	n.Stop()
 	if rest := harness.Mounts(filepath.Dir(n.Mount)); len(rest) > 0 {
 		t.Errorf("%v are still mounted", rest)
