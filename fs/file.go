@@ -36,6 +36,7 @@ func (b *bridge) open(r *request, ino dsm.Ino, flags uint32, claimed *dsm.Inode,
 		return b.walkStatus(r.tid, err)
 	}
 	b.retries.drop(r.tid)
+	b.awaitForfeited(r, a)
 	leave, err := b.walIndexes.enter(r, r.tid, write, a)
 	if err != nil {
 		b.opens.release(a, write)

@@ -103,7 +103,7 @@ func lockable(t *testing.T) (*bridge, *fakeAreas, *locks.Node, *openArea) {
 
 func openLockable(t *testing.T, later bool) (*bridge, *fakeAreas, *locks.Node, *openArea) {
 	names := newFakeNames()
-	node := locks.NewNode(locks.Config{Self: 1, Cluster: noCommands{}})
+	node := locks.NewNode(locks.Config{Self: 1, Cluster: noCommands{}, Log: slog.New(slog.DiscardHandler)})
 	t.Cleanup(node.Close)
 	areas := newFakeAreas(names)
 	b := newBridge(Config{Names: lockNames{names, node, later}, Areas: areas, FaultTimeout: time.Minute, Locks: node, Log: slog.New(slog.DiscardHandler)})
@@ -246,4 +246,44 @@ func TestNumberOfAnOpenFileComesAgain(t *testing.T) {
 			t.Errorf("after RELEASE %d there are %d locks, want %d", i+1, granted, want)
 		}
 	}
+}
+
+// TestOpenAfterLocksAreLost: a program whose flock the cluster has dropped closes the file, opens it again and locks it. The kernel says that it has closed it only after that.
+func TestOpenAfterLocksAreLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, _, node, a := lockable(t)
+		defer b.background.close()
+		defer b.releases.close()
+		const number = 7 // of both open files
+		lock := func(fh uint64) fuse.Status {
+			in := fuse.LkIn{InHeader: *headerOf(0), Fh: fh, Owner: number, LkFlags: fuse.FUSE_LK_FLOCK, Lk: fuse.FileLock{Typ: syscall.F_WRLCK, End: 1 << 62}}
+			return b.SetLk(nil, &in)
+		}
+		old := b.handles.add(newFileHandle(a, true))
+		if st := lock(old); !st.Ok() {
+			t.Fatal(st)
+		}
+		node.Evicted()
+		if st := lock(old); st != fuse.EIO {
+			t.Errorf("the lock that is lost: %v", st)
+		}
+		if st := b.Flush(nil, &fuse.FlushIn{InHeader: *headerOf(0), Fh: old}); !st.Ok() {
+			t.Error(st)
+		}
+		go func() {
+			time.Sleep(closeLimit / 2)
+			b.Release(nil, &fuse.ReleaseIn{InHeader: *headerOf(0), Fh: old})
+		}()
+		var out fuse.OpenOut
+		r := b.begin(nil, headerOf(0))
+		if st := b.open(r, dsm.Ino(a.id), syscall.O_RDWR, nil, &out); !st.Ok() {
+			t.Error(st)
+		}
+		r.end()
+		node.LocksChanged([]locks.Event{{What: locks.Delegated, Ino: dsm.Ino(a.id), Node: 1, Term: 2}})
+		if st := lock(out.Fh); !st.Ok() || node.Dropped(dsm.Ino(a.id)) {
+			t.Errorf("the next open file: %v", st)
+		}
+		b.Release(nil, &fuse.ReleaseIn{InHeader: *headerOf(0), Fh: out.Fh})
+	})
 }

@@ -34,6 +34,18 @@ func (b *bridge) withRoom(ctx context.Context, change func() (dsm.Inode, error))
 	return again, failed
 }
 
+// awaitForfeited is for a program that opens a file of which this node has lost locks, as who had them is told to do. What was closed before is released
+// first: until then no lock is to be had here, and what is stored is not published.
+func (b *bridge) awaitForfeited(ctx context.Context, a *openArea) {
+	if b.cfg.Locks == nil || !b.cfg.Locks.Dropped(dsm.Ino(a.id)) {
+		return
+	}
+	limit, cancel := context.WithTimeout(ctx, closeLimit)
+	defer cancel()
+	b.handles.awaitClosed(limit)
+	b.releases.settle(limit)
+}
+
 // closeLimit is how long after a FLUSH the RELEASE is waited for. There is none if the program has another descriptor of the handle.
 const closeLimit = 500 * time.Millisecond
 

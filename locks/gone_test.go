@@ -3,6 +3,7 @@ package locks
 import (
 	"context"
 	"testing"
+	"testing/synctest"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
@@ -115,4 +116,30 @@ func TestDroppedUntilReleased(t *testing.T) {
 	if a.Dropped(1) {
 		t.Error("it is dropped when all have released their locks")
 	}
+}
+
+// TestLockAfterDroppedIsClosed: a program that was told that its locks are gone closes the file, opens it again and locks it, while what it had is still being released. That is no error.
+func TestLockAfterDroppedIsClosed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newBench(t, 1)
+		a := c.members[0]
+		a.must(1, lock(a.owner(1), Write, 0, 9))
+		a.must(1, lock(a.owner(2), Write, 20, 29))
+		a.Evicted()
+		a.refused(1, lock(a.owner(3), Write, 0, 9), errs.Unavailable)
+		close := func(owner uint64, want errs.Kind) {
+			t.Helper()
+			released := a.Releasing(1)
+			a.refused(1, lock(a.owner(owner), Write, 0, 9), errs.Unavailable) // for this owner the file is not closed
+			done := a.wait(context.Background(), 1, lock(a.owner(3), Write, 0, 9))
+			synctest.Wait()
+			if err := a.Release(context.Background(), 1, a.owner(owner)); err != nil {
+				t.Error(err)
+			}
+			released()
+			end(t, done, want)
+		}
+		close(1, errs.Unavailable) // the other program has not closed it
+		close(2, errs.Other)
+	})
 }

@@ -140,7 +140,7 @@ func (n *Node) ask(ctx context.Context, ino dsm.Ino, r Request, undo bool, askin
 			n.tidyLocked(ino)
 			n.mu.Unlock()
 			return nil, r.answer(Granted), nil
-		case f.dropped && !undo:
+		case f.dropped && !undo && (owner || f.releases == 0):
 			a, err := n.refuseLocked(f, ino, r)
 			n.mu.Unlock()
 			return nil, a, err
