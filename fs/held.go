@@ -152,6 +152,9 @@ func attachedRecord(h attach.Held) []byte {
 
 // Attached implements attach.Journal.
 func (x *heldFiles) Attached(h attach.Held) (number uint64, err error) {
+	if h.Number == 0 && x.b.cfg.Held.Word(hold.Refused).Load() != 0 {
+		return 0, nil // no daemon follows
+	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if h.Number == 0 {

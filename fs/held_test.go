@@ -160,7 +160,7 @@ func TestAttachmentsAreKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	daemon := func() *heldFiles {
-		b := newBridge(Config{Names: newFakeNames(), FaultTimeout: time.Minute, Log: slog.New(slog.DiscardHandler)})
+		b := newBridge(Config{Names: newFakeNames(), Held: mem, FaultTimeout: time.Minute, Log: slog.New(slog.DiscardHandler)})
 		t.Cleanup(b.background.close)
 		t.Cleanup(b.releases.close)
 		b.held.journal = mem.Files()
@@ -197,5 +197,9 @@ func TestAttachmentsAreKept(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+	}
+	mem.Word(hold.Refused).Store(1)
+	if n := note(attach.Held{File: 12}); n != 0 {
+		t.Errorf("an attachment that no other daemon takes over has number %d", n)
 	}
 }
