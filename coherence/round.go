@@ -214,6 +214,11 @@ func (a *Area) abandonLocked() {
 			x.wanted = false // nothing of a version is published alone
 		}
 		x.joins = false
+		for pub := range x.publications() {
+			if pub.round == c.id {
+				pub.kept.SetHead(sentGone, 1) // before the homes hear of it
+			}
+		}
 	}
 	c.gone = true
 	for home := range c.asked {

@@ -18,6 +18,9 @@ import (
 //	another life of the group                     likewise: no member of the one before is left
 //	none of these within Config.RoundPatience     they are taken back; the others have waited for so long as well
 //
+// If the daemon before was taking them back, so does this one (sentGone). A home may have given a part back already, and its answer come late. If the part was sent again for the round
+// meanwhile, it would count there, and be published when the answer comes.
+//
 // What had been accumulated is dropped when it is taken back, as ever.
 
 // DefaultRoundPatience is how long parts of a round stay that an earlier daemon has left, if nobody ends the round.
@@ -30,6 +33,7 @@ func (a *Area) partLeftLocked(e dsm.ExtentIndex, x *replicaExtent, pub *publicat
 		c = a.contributionLocked(pub.round)
 		c.whole, c.left = true, true
 	}
+	c.gone = c.gone || pub.kept.Head(sentGone) != 0
 	a.keepPartLocked(x, pub)
 	a.busyLocked(e, x)
 	a.contributesLocked(pub, +1)

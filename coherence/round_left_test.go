@@ -192,3 +192,39 @@ func TestKilledAfterAPart(t *testing.T) {
 		})
 	}
 }
+
+// TestKilledWhenGivenUp: the daemon is killed when it has taken back its part. Its home hears of that when the next daemon has begun, which sends the part again before the home's answer
+// comes. The others end the round with this node.
+func TestKilledWhenGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 2, sums(1, dsm.ApplyArrival))
+		home, n := s.nodes[0], s.nodes[1]
+		n.hold()
+		home.open(true)
+		n.open(true)
+		n.area.step(func() { n.area.mu.mem.WorkingIsNewest() })
+		s.calm()
+		home.joinRound()
+		put(t, n, 7)
+		n.joinRound()
+		s.calm()
+		n.area.AbandonRound(firstRound)
+		to, from := link{home.i, n.i}, link{n.i, home.i}
+		said := s.net[from]
+		n.follow()
+		s.net[from] = append(said, s.net[from]...)
+		for len(s.net[from]) > 0 {
+			s.deliverOn(from)
+		}
+		for len(s.net[to]) > 0 {
+			s.deliverOn(to)
+		}
+		home.endRound([]dsm.NodeID{1, 2}, nil)
+		s.calm()
+		publish(n)
+		s.calm()
+		for _, o := range s.nodes {
+			want(t, o, 7)
+		}
+	})
+}

@@ -32,7 +32,8 @@ const (
 	sentLife   = sentGroup + 1
 	sentRound  = sentLife + 1
 	sentGiven  = sentRound + 1
-	sentWords  = sentGiven + 1
+	sentGone   = sentGiven + 1 // the contribution of which it is a part is taken back
+	sentWords  = sentGone + 1
 )
 
 // keepPublicationLocked keeps a publication, before it is sent.

@@ -140,6 +140,14 @@ func (s *sim) goesBack(v *dsm.View, n *simNode) bool {
 	return true
 }
 
+// callsOfRound reports whether a call of a round has not returned. It may go on for a while when it was given up, and its program calls nothing else meanwhile: the end of
+// the call ends the round for the program.
+func (n *simNode) callsOfRound() bool {
+	return slices.ContainsFunc(n.sim.requests, func(q *request) bool {
+		return q.n == n && (q.what == "contribute" || q.what == "finish a round")
+	})
+}
+
 // restart kills the daemon of a node, and starts another.
 func (r *simRun) restart(n *simNode) {
 	for _, q := range r.requests {
@@ -157,7 +165,7 @@ func (r *simRun) restart(n *simNode) {
 	n.dying = false
 	v := r.lastView().Clone()
 	if v.Epoch++; n.outstanding() > 0 || !r.goesBack(v, n) {
-		if g := &r.group; g.members != nil {
+		if g := &r.group; g.members != nil && !n.callsOfRound() {
 			n.giveUpRound(g, &g.members[n.i])
 		}
 		return
