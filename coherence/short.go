@@ -43,7 +43,7 @@ func (a *Area) fallShortLocked(ino dsm.Inode, err error) {
 	if errs.Is(err, errs.Busy) {
 		a.dropAllPastLocked() // when it is over, the area tries again
 	}
-	if s.ino != nil || !errs.Is(err, errs.Busy) {
+	if !errs.Is(err, errs.Busy) { // what is busy nearly always takes a moment: the timer warns of what does not
 		a.node.warnOfMemory(a.id, err)
 	}
 	if s.ino == nil {
@@ -63,6 +63,9 @@ func (a *Area) fallShortLocked(ino dsm.Inode, err error) {
 					s.pause = min(2*s.pause, shortRetryMost)
 				}
 				a.growLocked()
+				if a.growingLocked() {
+					a.node.warnOfMemory(a.id, s.err)
+				}
 			})
 		})
 		s.timer = timer
@@ -136,6 +139,9 @@ func (a *Area) awaitGrown(ctx context.Context) error {
 
 // Grown returns when there is memory for [off, off+n), as far as that is in the area.
 func (a *Area) Grown(ctx context.Context, off, n int64) error {
+	if a.node.shortAreas.Load() == 0 {
+		return nil
+	}
 	return a.onceGrown(ctx, func() (err error) {
 		a.step(func() { err = a.missesLocked(off, n) })
 		return err
@@ -197,6 +203,16 @@ func (a *Area) dropAllPastLocked() {
 	for _, d := range a.mu.drafts {
 		a.dropPastLocked(d.mem)
 	}
+}
+
+// Growing reports whether there is memory missing that there will be in a moment, nearly always. Each stat calls it.
+func (a *Area) Growing() bool {
+	if a.node.shortAreas.Load() == 0 {
+		return false
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.growingLocked()
 }
 
 func (a *Area) isShort() bool {

@@ -144,6 +144,8 @@ func TestGrowthWhileMemoryIsFreed(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.drain()
+		var log bytes.Buffer
+		home.node.cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
 		home.busy = true
 		for _, size := range []int64{dsm.PageSize, 2 * dsm.ExtentSize} {
 			s.resized(size)
@@ -173,12 +175,20 @@ func TestGrowthWhileMemoryIsFreed(t *testing.T) {
 				return err
 			},
 		}
+		soon, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		if err := a.Grown(soon, past, dsm.PageSize); errs.KindOf(err) != errs.Timeout || !a.Growing() || log.Len() > 0 {
+			t.Errorf("it nearly always takes a moment; after one: %v, growing %v, and the log says %q", err, a.Growing(), &log)
+		}
 		for what, call := range calls {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			if err := call(ctx); errs.KindOf(err) != errs.Timeout {
 				t.Errorf("%s: %v, want a timeout", what, err)
 			}
 			cancel()
+		}
+		if said := strings.Count(log.String(), "in write(2)"); said != 2 { // once what is, and once what to do
+			t.Errorf("the log says %q", &log)
 		}
 		if err := errors.Join(a.WriteAt(t.Context(), []byte{3}, 0), a.Grown(t.Context(), 0, dsm.PageSize)); err != nil {
 			t.Error("in what there is memory for: ", err)
@@ -203,8 +213,8 @@ func TestGrowthWhileMemoryIsFreed(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		if got := a.mu.mem.Working(dsm.ExtentPages)[0]; got != 7 {
-			t.Errorf("memory has %d, want 7", got)
+		if got := a.mu.mem.Working(dsm.ExtentPages)[0]; got != 7 || a.Growing() {
+			t.Errorf("memory has %d, want 7; growing %v", got, a.Growing())
 		}
 	})
 }
