@@ -72,6 +72,8 @@ type Area interface {
 	WriteBack(ctx context.Context, p []byte, off int64) error
 	// Grown returns when there is memory for [off, off+n), as far as that is in the file: a moment after it has grown, but when a program has that wait.
 	Grown(ctx context.Context, off, n int64) error
+	// Growing reports whether Grown may wait.
+	Growing() bool
 	// KernelShrinks says that the answer to a SETATTR is about to tell the kernel of the size: it writes back
 	// nothing past it any more that is from before.
 	KernelShrinks(size int64)

@@ -139,6 +139,9 @@ func (b *bridge) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.A
 	}
 	k := b.keep()
 	i, err := b.cfg.Names.Getattr(r, inoOf(in.NodeId))
+	if err == nil {
+		b.longerSoon(r, a, i.Size)
+	}
 	if errs.Is(err, errs.NotExist) {
 		was, ok := b.dirs.removed(inoOf(in.NodeId))
 		if !ok {
@@ -231,6 +234,9 @@ func (b *bridge) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.A
 		}
 	}
 	i, err := b.setAttr(r, inoOf(in.NodeId), ch)
+	if err == nil && ch.Size != nil {
+		err = b.longer(r, b.opens.find(i.Area()), i.Size)
+	}
 	if errs.Is(err, errs.NotExist) && ch.Size == nil {
 		if was, ok := b.dirs.changeRemoved(inoOf(in.NodeId), ch); ok {
 			b.attr(was, &out.Attr)
@@ -290,6 +296,31 @@ func (b *bridge) resize(r context.Context, ino dsm.Ino, ch dsm.SetAttr) (dsm.Ino
 		}
 		return b.cfg.Names.SetAttr(r, ino, ch)
 	})
+}
+
+// longer returns when the memory of a file is as long as the file has become. Before that, programs that have attached it still see there
+// what they had stored past its end, and what they store there is lost.
+func (b *bridge) longer(ctx context.Context, a *openArea, size int64) error {
+	if a == nil || a.current() == nil {
+		return nil
+	}
+	err := a.current().Grown(ctx, 0, size)
+	if err != nil {
+		b.notify.attrChanged(a) // the file is longer all the same, and the kernel does not know
+	}
+	return err
+}
+
+// longerSoon is longer for a stat, which stores nothing: it has no error, and waits no longer than for the kernel.
+func (b *bridge) longerSoon(ctx context.Context, a *openArea, size int64) {
+	if a == nil || a.current() == nil || !a.current().Growing() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, sizeLimit)
+	defer cancel()
+	if err := a.current().Grown(ctx, 0, size); err != nil {
+		b.log.Debug("the memory is not as long as the file", "area", a.id, "err", err)
+	}
 }
 
 // checkGrowth asks a file that is open on this node whether it may become longer.

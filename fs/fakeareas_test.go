@@ -74,6 +74,8 @@ type fakeArea struct {
 	// stall, if not nil, is waited for by Sync, Publish and Acquire, whose context is sent to stalled.
 	stall   chan struct{}
 	stalled chan context.Context
+	// freed, if not nil, is waited for by Grown.
+	freed chan struct{}
 }
 
 func newFakeAreas(names *fakeNames) *fakeAreas {
@@ -245,7 +247,19 @@ func (a *fakeArea) Punch(ctx context.Context, off, n int64) (over func(), err er
 	return func() {}, a.WriteAt(ctx, make([]byte, n), off)
 }
 
-func (a *fakeArea) Grown(context.Context, int64, int64) error { return nil }
+func (a *fakeArea) Grown(ctx context.Context, _, _ int64) error {
+	if a.freed == nil {
+		return nil
+	}
+	select {
+	case <-a.freed:
+		return nil
+	case <-ctx.Done():
+		return errs.E(errs.Timeout, "grow", "")
+	}
+}
+
+func (a *fakeArea) Growing() bool { return a.freed != nil }
 
 func (a *fakeArea) WriteBack(_ context.Context, p []byte, off int64) error {
 	return a.WriteAt(context.Background(), p, off)

@@ -23,6 +23,9 @@ func (b *bridge) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fuse.St
 	switch in.Mode {
 	case 0:
 		_, err := b.ensureSize(r, h.area, end)
+		if err == nil {
+			err = b.longer(r, h.area, end)
+		}
 		return status(err)
 	case unix.FALLOC_FL_KEEP_SIZE:
 		return fuse.OK

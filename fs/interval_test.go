@@ -27,6 +27,8 @@ type publishedArea struct {
 	at       []time.Time   // starts of the publishes
 }
 
+func (p *publishedArea) Grown(context.Context, int64, int64) error { return nil }
+
 func (p *publishedArea) CompareTime() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -78,6 +78,9 @@ func (b *bridge) acquire(ctx context.Context, a *openArea, do func(context.Conte
 			return err
 		}
 	}
+	if err := a.current().Grown(ctx, 0, now.inode.Size); err != nil {
+		return err
+	}
 	if b.cfg.Mountpoint != "" && !a.direct.on.Load() && a.kernelBehind(now.inode) {
 		b.notify.tellSize(ctx, a)
 	}

@@ -129,7 +129,7 @@ func TestKilledWhileAProgramIsStuckInAWrite(t *testing.T) {
 				if !freeing {
 					shrink()
 				}
-				cl.Must("truncate %s %d", path, size)
+				cl.Fails("EIO", "truncate %s %d", path, size) // it waits for the program
 				file := cl.Must("open %s rw", cl.Path("other0"))[0]
 				cl.Must("pwrite %s 0 07", file)
 				cl.Fails("EIO", "open %s rw", path) // it waits for the program

@@ -387,15 +387,21 @@ static void forks_after_removal(void)
 
 static void tail(void)
 {
-    int fd = open_file(O_RDWR | O_CREAT | O_TRUNC, PAGE + 10);
+    int i, fd = open_file(O_RDWR | O_CREAT | O_TRUNC, PAGE + 10);
     char *p = map(fd, 8 * PAGE, PROT_READ | PROT_WRITE);
     CHECK(kind(p) == 'm');
     published(p + PAGE + 9, PAGE + 9, 1);
-    p[4 * PAGE] = p[5 * PAGE] = 1; /* a store past the end is lost */
-    CHECK(ftruncate(fd, 8 * PAGE) == 0);
-    CHECK(p[5 * PAGE] == 0 && peer_byte(5 * PAGE) == 0);
-    published(p + 4 * PAGE, 4 * PAGE, 2);
-    published(p + 7 * PAGE, 7 * PAGE, 3);
+    for (i = 0; i < 20; i++) {
+        p[4 * PAGE] = p[5 * PAGE] = 1; /* a store past the end is lost */
+        if (i % 2)
+            published(p, 0, i); /* this finds it, and has its memory freed */
+        CHECK(ftruncate(fd, 8 * PAGE) == 0);
+        CHECK(p[5 * PAGE] == 0);
+        published(p + 4 * PAGE, 4 * PAGE, 2);
+        published(p + 7 * PAGE, 7 * PAGE, 3);
+        CHECK(peer_byte(5 * PAGE) == 0);
+        CHECK(ftruncate(fd, PAGE + 10) == 0);
+    }
 }
 
 static void closes(void)
