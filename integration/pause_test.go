@@ -118,3 +118,33 @@ func TestNamesWithoutMajority(t *testing.T) {
 		t.Logf("%-22s of --fault-timeout %s: %s", op, limit, spread(d))
 	}
 }
+
+// TestPauseOfADaemonThatWaitsForItself: a program waits for a page whose home does not answer, and its daemon tells the kernel to drop that page. The kernel has the
+// thread wait for the page, beyond the reach of signals, and the page comes only when the daemon answers. The daemon counts as stopped all the same, and goes on.
+func TestPauseOfADaemonThatWaitsForItself(t *testing.T) {
+	c := cluster(t, harness.Options{Nodes: 3, Flags: append([]string{"--fault-timeout", "60s"}, lasting...)})
+	all := clients(c)
+	all[0].SetXattr(".", "user.dsm.residency", "demand") // a page comes when it is touched
+	name := homedAt(t, c, all[0], "n3")
+	fd := all[1].Must("open %s r", all[1].Path(name))[0]
+	m := all[1].Must("mmap %s 0 %d r", fd, 4*page)[0]
+	c.Node(3).Pause()
+	loaded := make(chan error, 1)
+	go func() {
+		words, err := all[1].Do("load %s %d 5", m, 2*page)
+		if err == nil && words[0] != "7468657265" {
+			err = fmt.Errorf("it is %s", words[0])
+		}
+		loaded <- err
+	}()
+	all[0].Must("truncate %s %d", all[0].Path(name), 3*page)
+	if !harness.Eventually(limit, func() bool { return harness.Waiting(c.Node(2).PID()) }) {
+		t.Error("no thread of the daemon waits in the kernel")
+	}
+	c.Node(2).Pause()
+	c.Node(2).Resume()
+	c.Node(3).Resume()
+	if err := <-loaded; err != nil {
+		t.Error("the page: ", err)
+	}
+}

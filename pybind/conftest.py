@@ -199,13 +199,19 @@ def stopped(pid: int) -> Iterator[None]:
 
 
 def await_stop(pid: int) -> None:
-    """Return when all threads have stopped: on a busy machine some run on until another, which has the signal, is scheduled."""
+    """Return when no thread comes back to the program: on a busy machine some run on until another, which has the signal, is scheduled.
+
+    One that waits in the kernel (D) stops before it comes back. It may wait for what the process itself would do.
+    """
     end = time.monotonic() + LIMIT
-    while any(
-        stat.read_text().rpartition(")")[2].split()[0] != "T" for stat in Path(f"/proc/{pid}/task").glob("*/stat")
-    ):
-        assert time.monotonic() < end, f"process {pid} does not stop"
+    while "T" not in (states := thread_states(pid)) or states - {"T", "D"}:
+        assert time.monotonic() < end, f"process {pid} does not stop: {states}"
         time.sleep(0.001)
+
+
+def thread_states(pid: int) -> set[str]:
+    """Return the states of the threads of a process."""
+    return {stat.read_text().rpartition(")")[2].split()[0] for stat in Path(f"/proc/{pid}/task").glob("*/stat")}
 
 
 def has_ended(pidfd: int) -> bool:

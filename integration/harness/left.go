@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -77,24 +78,61 @@ func (p process) String() string {
 	return fmt.Sprintf("%d (%s, %s) %s", p.pid, p.state, where, p.args)
 }
 
-// Stop sends a process SIGSTOP and returns when all its threads have stopped. On a busy machine some run on
-// until another of them has been scheduled, which has the signal.
+// Stop sends a process SIGSTOP and returns when it does nothing any more. On a busy machine some threads run on until another of them has been scheduled, which has the
+// signal. One in state D does the rest of its system call when what it waits for is over, and then it stops. That may be when the process goes on: a daemon that tells the
+// kernel to drop a page waits for the READ of that page, which it answers itself.
 func Stop(pid int) error {
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		return err
 	}
 	if !Eventually(callLimit, func() bool { return stopped(pid) }) {
-		return fmt.Errorf("process %d does not stop", pid)
+		return fmt.Errorf("process %d does not stop:%s", pid, threadsOf(pid))
 	}
 	return nil
 }
 
-func stopped(pid int) bool {
-	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
-	return len(threads) > 0 && !slices.ContainsFunc(threads, func(stat string) bool {
-		text, err := os.ReadFile(stat)
-		return err == nil && stateOf(text) != "T" // or it has ended
-	})
+// stopped reports whether none of the threads comes back to the program. When one has stopped, those that wait in the kernel stop before they do.
+func stopped(pid int) (one bool) {
+	for _, state := range statesOf(pid) {
+		switch state {
+		case "T":
+			one = true
+		case "D":
+		default:
+			return false
+		}
+	}
+	return one
+}
+
+// Waiting reports whether a thread of a process waits in the kernel, beyond the reach of signals.
+func Waiting(pid int) bool { return slices.Contains(slices.Collect(maps.Values(statesOf(pid))), "D") }
+
+// statesOf returns the states of the threads of a process, by their directories in /proc.
+func statesOf(pid int) map[string]string {
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
+	states := make(map[string]string)
+	for _, task := range tasks {
+		if stat, err := os.ReadFile(filepath.Join(task, "stat")); err == nil { // else it has ended
+			states[task] = stateOf(stat)
+		}
+	}
+	return states
+}
+
+// threadsOf describes what the threads of a process do that have not stopped.
+func threadsOf(pid int) (text string) {
+	for task, state := range statesOf(pid) {
+		if state == "T" {
+			continue
+		}
+		text += fmt.Sprintf("\nthread %s in state %s", filepath.Base(task), state)
+		for _, file := range []string{"wchan", "syscall", "stack"} {
+			said, _ := os.ReadFile(filepath.Join(task, file)) // nothing if it has ended
+			text += fmt.Sprintf("\n%s: %s", file, bytes.TrimSpace(said))
+		}
+	}
+	return text
 }
 
 // stateOf returns the state of a process or thread from its stat file: R, S, D, ...

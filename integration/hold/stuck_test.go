@@ -40,26 +40,11 @@ func waiting(parent int) int {
 	}
 	for _, word := range strings.Fields(string(text)) {
 		var pid int
-		if _, err := fmt.Sscan(word, &pid); err == nil && waits(pid) {
+		if _, err := fmt.Sscan(word, &pid); err == nil && harness.Waiting(pid) {
 			return pid
 		}
 	}
 	return 0
-}
-
-// waits reports whether a thread of a process waits in the kernel, beyond the reach of signals.
-func waits(pid int) bool {
-	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
-	if err != nil {
-		return false
-	}
-	for _, th := range threads {
-		stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/stat", pid, th.Name()))
-		if _, rest, ok := strings.Cut(string(stat), ") "); ok && rest[0] == 'D' {
-			return true
-		}
-	}
-	return false
 }
 
 // TestKilledWhileAProgramIsStuckInAWrite: a program writes to its memory from a page that does not come, and the daemon is killed, twice. The next one serves, also if a process of the one before still waits for the
@@ -134,7 +119,7 @@ func TestKilledWhileAProgramIsStuckInAWrite(t *testing.T) {
 				cl.Must("pwrite %s 0 07", file)
 				cl.Fails("EIO", "open %s rw", path) // it waits for the program
 				let()
-				if !harness.Eventually(limit, func() bool { return !waits(child) }) {
+				if !harness.Eventually(limit, func() bool { return !harness.Waiting(child) }) {
 					t.Error("a process of the daemon waits for the program that has gone on")
 				}
 				var file2 string
