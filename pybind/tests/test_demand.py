@@ -40,7 +40,8 @@ def small(
     """
 
     def mount(name: str, memory: str, join: tuple[str, ...] = ()) -> dsmfs.Filesystem:
-        options = {"state": str(tmp_path / f"state-{name}"), "hold": "off"}  # a test kills the daemon, and nobody is to follow it
+        # No daemon follows one that a test kills.
+        options = {"state": str(tmp_path / f"state-{name}"), "hold": "off"}
         if name == "small":
             options["fault-timeout"] = getattr(request, "param", f"{LIMIT}s")
         return dsmfs.mount(tmp_path / name, join=join, listen="127.0.0.1:0", memory=memory, options=options)
