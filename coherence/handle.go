@@ -450,6 +450,9 @@ func (a *Area) finishAcquire(ctx context.Context, op *acquiring, err error) erro
 	last := uint64(0)
 	a.step(func() {
 		a.endAcquireLocked(op)
+		if op.storing && err == nil { // else the kernel may not have been told yet, and notices are paused now
+			a.broughtLocked(op)
+		}
 		if kernel = a.mu.cached; kernel != nil && op.storing && a.defersLocked() {
 			last = kernel.LastNotice()
 		}
@@ -484,9 +487,6 @@ func (a *Area) endAcquireLocked(op *acquiring) {
 	if op.storing {
 		r.syncing--
 		a.pauseNoticesLocked()
-	}
-	if op.storing && len(op.pending) == 0 {
-		a.broughtLocked(op)
 	}
 	delete(r.acquires, op.round)
 }

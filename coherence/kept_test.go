@@ -79,6 +79,39 @@ func TestResultKeptOut(t *testing.T) {
 	}
 }
 
+// TestResultKeptOutWhenASyncIsGivenUp: likewise, but the sync of the program that stores is given up before the kernel has been told. Its page cache has the result after the next one.
+func TestResultKeptOutWhenASyncIsGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, home, n, list := newKept(t)
+		n.kernel.fault(0)
+		home.endRound(list, nil)
+		over := false
+		seen := func() uint32 { return binary.LittleEndian.Uint32(n.kernel.fault(0).data[:]) }
+		n.ask("finish", func(ctx context.Context) error { return n.area.FinishRound(ctx, firstRound, list, len(list), false) }, func(error) {
+			if over = true; seen() != 5 {
+				t.Errorf("the round has ended, and a program that maps the file sees %d", seen())
+			}
+		})
+		s.calm("finish")
+		q := n.ask("sync", func(ctx context.Context) error { return n.area.Sync(ctx, true) }, nil)
+		s.drain()
+		want(t, n, 5)
+		q.giveUp()
+		s.rest()
+		n.kernel.takeNotice() // there is none now
+		n.area.step(func() { n.area.mu.wake = true })
+		s.rest()
+		if over {
+			t.Error("the round has ended without its result")
+		}
+		n.sync(n.writer)
+		s.calm()
+		if !over {
+			t.Error("the round does not end")
+		}
+	})
+}
+
 // TestStoredByOneWhoIsNotInTheRound: a program that stores does not name the file in its round, and one that only reads, on the same node, does. What the
 // first has stored is in the round, once. The second gets no result before the first syncs: each call ends with its time, and says why; then it has the result.
 func TestStoredByOneWhoIsNotInTheRound(t *testing.T) {
