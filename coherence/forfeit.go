@@ -13,6 +13,9 @@ import (
 // copy, and the values are kept as conflicts. The same is done with what these programs store until they have closed the file.
 //
 // What a home had merged before stays: it was seen by others.
+//
+// It is the same if the daemon was killed, and the cluster has evicted the node before another daemon followed. That one takes back at once what was sent. The rest waits until
+// it knows again what the kernel has (Resumed), which is told then.
 
 // forfeitsLocked reports whether what programs store is forfeit.
 func (a *Area) forfeitsLocked() bool {
@@ -31,14 +34,22 @@ func (a *Area) Forfeit() {
 	})
 }
 
-// forfeitLocked takes back all stores that are not merged at a home.
-func (a *Area) forfeitLocked() {
-	any := false
+// takeBackAllLocked takes back what was sent and is not answered. What programs have stored is dirty then.
+func (a *Area) takeBackAllLocked() {
 	for _, e := range a.busyExtentsLocked() {
 		x := a.mu.replica.extents[e]
 		if x.pub != nil && x.pub.round == (dsm.RoundID{}) {
 			a.takeBackLocked(e, x, x.pub)
 		}
+	}
+}
+
+// forfeitLocked takes back all stores that are not merged at a home.
+func (a *Area) forfeitLocked() {
+	a.takeBackAllLocked()
+	any := false
+	for _, e := range a.busyExtentsLocked() {
+		x := a.mu.replica.extents[e]
 		pages := x.dirty.And(x.have)
 		any = any || !pages.Empty() || len(x.stash) > 0
 		for i := range pages.All() {

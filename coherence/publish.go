@@ -112,6 +112,9 @@ func (a *Area) startPublicationsLocked() {
 		return
 	}
 	if a.forfeitsLocked() {
+		if a.node.resuming.Load() {
+			return // Resumed does it
+		}
 		a.forfeitLocked()
 	}
 	if a.startPublicationsToLocked(false) {

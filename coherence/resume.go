@@ -18,6 +18,7 @@ import (
 // resumeAmong takes over the areas of the daemon that was killed, if others are in the cluster. An area that no program can have stored
 // to is dropped: the homes have all of it. Resumed follows.
 func (n *Node) resumeAmong(ctx context.Context) error {
+	n.resuming.Store(true)
 	var failed []error
 	for _, left := range n.cfg.Store.Areas() {
 		for done := false; !done; {
@@ -47,7 +48,6 @@ func (n *Node) resumeAmong(ctx context.Context) error {
 			}
 		}
 	}
-	n.resuming.Store(true)
 	return errors.Join(failed...)
 }
 
@@ -68,6 +68,8 @@ func (n *Node) Resumed() {
 				a.lingerLocked()
 			case r.writers == 0: // the ledger before may not have known what the page cache had
 				a.mu.cached = pages.ResumeCached(a.mu.mem, false, 0)
+			case a.forfeitsLocked():
+				a.forfeitLocked()
 			}
 		})
 	}
@@ -140,6 +142,9 @@ func (a *Area) replicaOfLocked(sent []*pages.Sent, least int64) error {
 		}
 	})
 	a.draftsLeftLocked()
+	if a.forfeitsLocked() { // the cluster has evicted this node meanwhile
+		a.takeBackAllLocked()
+	}
 	a.resubscribeLocked(a.slotsLocked(0))
 	a.markAgainLocked()
 	return nil

@@ -65,7 +65,7 @@ type Config struct {
 	UnmountTimeout time.Duration
 	// Resumed, if not nil, is called when what programs had open is open again, before any request is served.
 	Resumed func()
-	// LocksLost says that the cluster has given up the locks that programs had.
+	// LocksLost says that the cluster has given up the locks that programs had: LoseLocks has told Locks.
 	LocksLost bool
 
 	// owner and started are shown as owner and times of the files of /.dsm.

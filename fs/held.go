@@ -284,7 +284,7 @@ func (x *heldFiles) locking(ino dsm.Ino, l locks.Lock) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	of := heldLock{ino, l.Owner}
-	if had, ok := x.mu.locks[of]; ok {
+	if had, ok := x.mu.locks[of]; ok && !had.lost() {
 		x.setLocked(of, had.fh, locks.Weaker(had.set, l))
 	}
 }
@@ -311,6 +311,9 @@ func (x *heldFiles) locked(fh uint64, ino dsm.Ino, o locks.Owner) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	of := heldLock{ino, o}
+	if x.mu.locks[of].lost() && x.b.cfg.Locks.Dropped(ino) && x.b.cfg.Locks.HasLocks(ino, o) {
+		return
+	}
 	set := x.b.cfg.Locks.Granted(ino, o)
 	if _, open := x.mu.handles[fh]; !open {
 		if fh = x.mu.locks[of].fh; fh == 0 && len(set) > 0 {
@@ -398,6 +401,29 @@ func (x *heldFiles) readLocked(b []byte) error {
 	return nil
 }
 
+// LoseLocks tells node which of the locks that earlier daemons have recorded are lost: all, or those that were lost to one of these daemons. What programs have
+// stored under them is not published from now on.
+func LoseLocks(held *hold.Memory, node *locks.Node, all bool) error {
+	var x heldFiles
+	x.init(&bridge{cfg: Config{Held: held, Locks: node}})
+	if err := x.journal.Read(x.readLocked); err != nil {
+		return err
+	}
+	for of, l := range x.mu.locks {
+		if all || l.lost() {
+			node.Lost(of.ino, of.owner)
+		}
+	}
+	return nil
+}
+
+// lostLocks is the record of an owner that has lost its locks, and believes to have them.
+func lostLocks(o locks.Owner) []locks.Lock {
+	return []locks.Lock{{Owner: o, Type: locks.Unlock, Last: locks.End}}
+}
+
+func (l heldLocks) lost() bool { return len(l.set) > 0 && l.set[0].Type == locks.Unlock }
+
 // resumeLimit bounds how long it may take to open everything again.
 const resumeLimit = time.Minute
 
@@ -415,6 +441,7 @@ func (x *heldFiles) resume(daemon uint64, claimed []dsm.Ino, s *attach.Server) e
 		x.mu.opens[h.unique] = h.fh
 	}
 	x.mu.last = daemon << 40
+	owners := x.locksLocked() // also of files that cannot be opened again
 	attached := slices.SortedFunc(maps.Values(x.mu.attached), func(a, b attach.Held) int { return cmp.Compare(a.Number, b.Number) })
 	x.mu.Unlock()
 	if err != nil {
@@ -439,23 +466,23 @@ func (x *heldFiles) resume(daemon uint64, claimed []dsm.Ino, s *attach.Server) e
 	if s.Adopt(ctx, attached); ctx.Err() != nil {
 		return errs.E(errs.Timeout, "resume", "what programs have attached is not attached again after %v: %w", resumeLimit, ctx.Err())
 	}
-	x.mu.Lock()
-	owners := x.locksLocked()
-	x.mu.Unlock()
 	for _, of := range owners {
 		x.mu.Lock()
 		l := x.mu.locks[of]
 		x.mu.Unlock()
 		h, ok := x.b.handles.get(l.fh).(*fileHandle)
 		if !ok {
+			_ = x.b.cfg.Locks.Release(ctx, of.ino, of.owner) // LoseLocks may have told of it
 			continue
 		}
 		h.locks(of.owner)
 		if slices.ContainsFunc(l.set, func(k locks.Lock) bool { return k.Type == locks.Write }) {
 			h.area.writeLocked.Store(true)
 		}
-		if x.b.cfg.LocksLost {
-			x.b.cfg.Locks.Lost(of.ino, of.owner)
+		if x.b.cfg.LocksLost || l.lost() { // see LoseLocks
+			x.mu.Lock()
+			x.setLocked(of, l.fh, lostLocks(of.owner))
+			x.mu.Unlock()
 			continue
 		}
 		err := x.b.cfg.Locks.Resume(ctx, of.ino, l.set)

@@ -3,12 +3,13 @@ package integration
 import (
 	"fmt"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/dsmfs/dsmfs/integration/harness"
 )
 
-// TestStoresUnderALockThatIsLost: a program stores under a lock, its node is cut off, and another node gets the lock. What the program had stored, and what it
+// TestStoresUnderALockThatIsLost: a program stores under a lock, its node is cut off, or its daemon is killed and no other follows for a while, and another node gets the lock. What the program had stored, and what it
 // stores until it closes the file, is not merged with what was stored under the lock later, neither element by element nor page by page: the program gets EIO, and
 // the bytes are kept as conflicts.
 func TestStoresUnderALockThatIsLost(t *testing.T) {
@@ -20,14 +21,21 @@ func TestStoresUnderALockThatIsLost(t *testing.T) {
 		name, home, lock string
 		put              func(off int, text string) string
 		returns          string
+		killed           bool
 	}{
-		{"fcntl, written", "n1", "posix(W, 0, 10)", put, "4"},
-		{"fcntl, written, home cut off", "n3", "posix(W, 0, 10)", put, "4"},
-		{"fcntl, mapped", "n1", "posix(W, 0, 10)", store, "None"},
-		{"flock, mapped", "n2", "flock(EX)", store, "None"},
+		{"fcntl, written", "n1", "posix(W, 0, 10)", put, "4", false},
+		{"fcntl, written, home cut off", "n3", "posix(W, 0, 10)", put, "4", false},
+		{"fcntl, mapped", "n1", "posix(W, 0, 10)", store, "None", false},
+		{"flock, mapped", "n2", "flock(EX)", store, "None", false},
+		{"fcntl, written, killed", "n1", "posix(W, 0, 10)", put, "4", true},
+		{"flock, mapped, home killed", "n3", "flock(EX)", store, "None", true},
 	} {
 		t.Run(x.name, func(t *testing.T) {
-			c, all := parted(t, x.home, 2)
+			var flags []string
+			if x.killed {
+				flags = []string{"--hold"}
+			}
+			c, all := parted(t, x.home, 2, flags...)
 			f := all[0].Open("d/x", "rw,creat,excl")
 			f.Truncate(4 * page)
 			a, b := newLocker(t, c.Node(3)), newLocker(t, c.Node(2))
@@ -35,19 +43,41 @@ func TestStoresUnderALockThatIsLost(t *testing.T) {
 			b.do("ok", "op('d/x')")
 			a.do("ok", x.lock)
 			a.do("ok", "mapped('f') and 'ok'")
-			c.Partition([]*harness.Node{c.Node(3)}, []*harness.Node{c.Node(1), c.Node(2)})
-			a.do(x.returns, x.put(0, "aaaa"))
-			a.do(x.returns, x.put(page, "aaaa"))
+			stores := func() {
+				a.do(x.returns, x.put(0, "aaaa"))
+				a.do(x.returns, x.put(page, "aaaa"))
+			}
+			heal := c.Heal
+			if x.killed {
+				all[0].SetXattr("d/x", "user.dsm.interval", "0") // nothing is published before
+				stores()
+				heal = killedAlone(t, c.Node(3), all[2])
+			} else {
+				c.Partition([]*harness.Node{c.Node(3)}, []*harness.Node{c.Node(1), c.Node(2)})
+				stores()
+			}
 			evicted(t, c.Node(1), "n3")
 			wait := strings.Replace(x.lock, "10)", "10, wait=True)", 1)
 			b.do("ok", wait)
 			b.do("2", put(1, "bb"))
 			b.do("None", "os.fsync(files['f'])")
-			c.Heal()
+			heal()
 			member(t, c.Node(1), "n3")
 			a.do("EIO", x.lock)
 			a.do(x.returns, x.put(2*page, "late"))
 			a.do("EIO", "os.fsync(files['f'])")
+			got := strings.Join(kept(all[1], "d/x"), "\n")
+			for _, text := range []string{"aaaa", "aaaa", "late"} {
+				line := fmt.Sprintf("length=4 kept=%x", text)
+				if !strings.Contains(got, line) {
+					t.Errorf("no %q among the conflicts:\n%s", line, got)
+				}
+				got = strings.Replace(got, line, "", 1)
+			}
+			if x.killed { // this time another daemon follows at once
+				killedAlone(t, c.Node(3), all[2])()
+				a.do("EIO", x.lock)
+			}
 			a.do("ok", "close()")
 			b.do("ok", "close()")
 			a.do("ok", "op('d/x')")
@@ -58,14 +88,19 @@ func TestStoresUnderALockThatIsLost(t *testing.T) {
 				l.do(`b'\x00\x00\x00\x00'`, fmt.Sprintf("os.pread(files['f'], 4, %d)", page))
 				l.do(`b'\x00\x00\x00\x00'`, fmt.Sprintf("os.pread(files['f'], 4, %d)", 2*page))
 			}
-			got := strings.Join(kept(all[1], "d/x"), "\n")
-			for _, text := range []string{"aaaa", "aaaa", "late"} {
-				line := fmt.Sprintf("length=4 kept=%x", text)
-				if !strings.Contains(got, line) {
-					t.Errorf("no %q among the conflicts:\n%s", line, got)
-				}
-				got = strings.Replace(got, line, "", 1)
-			}
 		})
 	}
+}
+
+// killedAlone kills the daemon of a node when others have all of which it is the home, and keeps another from following until the function that it returns is called.
+func killedAlone(t *testing.T, n *harness.Node, cl *harness.Client) (follow func()) {
+	t.Helper()
+	if !harness.Eventually(limit, func() bool { return strings.Contains(cl.Control("cluster"), "\nuncovered 0\n") }) {
+		t.Fatalf("parts of the memory are at the node alone:\n%s", cl.Control("cluster"))
+	}
+	n.Pause() // the holder
+	if err := syscall.Kill(n.Daemon(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	return n.Resume
 }

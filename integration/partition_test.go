@@ -16,8 +16,9 @@ import (
 const cutOffTimeout = 2 * time.Second
 
 // parted returns three nodes that can be cut off from each other, with a directory whose files live at a node and have so many copies.
-func parted(t *testing.T, home string, replicas int) (c *harness.Cluster, all []*harness.Client) {
-	c = cluster(t, harness.Options{Nodes: 3, Network: harness.Namespaces, Flags: []string{"--lease", "1s", "--fault-timeout", cutOffTimeout.String()}})
+func parted(t *testing.T, home string, replicas int, flags ...string) (c *harness.Cluster, all []*harness.Client) {
+	flags = append(flags, "--lease", "1s", "--fault-timeout", cutOffTimeout.String())
+	c = cluster(t, harness.Options{Nodes: 3, Network: harness.Namespaces, Flags: flags})
 	all = clients(c)
 	all[0].Must("mkdir %s", all[0].Path("d"))
 	all[0].SetXattr("d", "user.dsm.placement", home)

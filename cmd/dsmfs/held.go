@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/dsmfs/dsmfs/fs"
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/hold"
@@ -232,6 +233,9 @@ func (n *node) resume(ctx context.Context) error {
 	}
 	n.member = true
 	n.Reset()
+	if err := fs.LoseLocks(n.cfg.held.mem, n.locks, n.locksLost); err != nil { // before anything is published
+		return fmt.Errorf("resume the locks: %w", err)
+	}
 	if err := n.data.Resume(ctx, alone); err != nil {
 		return fmt.Errorf("resume the files: %w", err)
 	}

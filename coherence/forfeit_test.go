@@ -1,0 +1,46 @@
+package coherence
+
+import (
+	"testing"
+	"testing/synctest"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// TestForfeitAfterAKill: the daemon of a node is killed, and the cluster evicts the node before another daemon follows. What programs had stored under locks is not published, whether
+// it had been sent or not.
+func TestForfeitAfterAKill(t *testing.T) {
+	for _, c := range []struct {
+		name       string
+		sent, lost bool
+		want       int32
+	}{
+		{"stored", false, true, 0}, {"sent", true, true, 0}, {"stored, the locks stay", false, false, 7}, {"sent, the locks stay", true, false, 7},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newHomed(t, 2, dsm.Inode{Size: dsm.ExtentSize})
+				home, n := s.nodes[0], s.nodes[1]
+				n.hold()
+				home.open(true)
+				n.open(true)
+				n.area.step(func() { n.area.mu.mem.WorkingIsNewest() })
+				s.calm()
+				put(t, n, 7)
+				if c.sent {
+					publish(n)
+				}
+				n.lost.Store(c.lost)
+				n.follow()
+				publish(n)
+				s.calm()
+				for _, o := range s.nodes {
+					want(t, o, c.want)
+				}
+				if got := n.area.ConflictCount(); (got > 0) != c.lost {
+					t.Errorf("%d conflicts are kept", got)
+				}
+			})
+		})
+	}
+}
