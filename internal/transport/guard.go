@@ -100,12 +100,15 @@ func (t *Transport) SetTrust(v *dsm.View) {
 }
 
 // expel closes the connections of nodes that may not have any. These are the nodes that have left, as soon as their time is over, and the members of was that
-// have been evicted since. If the authority has changed since was, or was did not know the members, all nodes that are no members lose their connections.
+// have been evicted since. If the authority has changed since was, or was did not know the members, all nodes that are no members lose their connections. A view
+// in which this node is no member is an old one, that it reads on its way in: those who have let it in may have joined later.
 func (t *Transport) expel(was *guardView) {
 	v, now := t.guard.view.Load(), t.guard.now()
 	var gone []net.Conn
 	var next time.Time
-	anew := was.members == nil || was.authority != nil && v.authority != nil && !bytes.Equal(was.authority.DER(), v.authority.DER())
+	_, in := v.members[t.guard.self]
+	_, wasIn := was.members[t.guard.self]
+	anew := in && (!wasIn || was.authority != nil && v.authority != nil && !bytes.Equal(was.authority.DER(), v.authority.DER()))
 	t.mu.Lock()
 	for c, id := range t.mu.conns {
 		until, left := v.left[id]

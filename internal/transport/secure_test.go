@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"maps"
 	"net"
 	"runtime"
 	"slices"
@@ -371,6 +372,38 @@ func TestNodeWithoutAView(t *testing.T) {
 		t.Error("a node that was given up may ask for all that it could before there was a view")
 	}
 	for b.reset() != 3 { // its session was closed
+	}
+}
+
+// TestOldViewsOfANodeThatJoins: a node that joins reads old views first. One has no member but the first, and the node joins through another.
+func TestOldViewsOfANodeThatJoins(t *testing.T) {
+	r := newRealm(t)
+	r.member(1, nil)
+	old := r.view.Clone()
+	b := r.member(2, nil)
+	c := r.stranger(3, nil)
+	if err := c.Enroll(t.Context(), b.Addr(), r.token()); err != nil {
+		t.Fatal(err)
+	}
+	c.SetCluster(testCluster)
+	if _, err := c.Call(t.Context(), b.Addr(), &wire.Join{Member: dsm.Member{ID: 3}}); err != nil {
+		t.Fatal(err)
+	}
+	connected := func() bool {
+		t := c.Transport
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		return slices.Contains(slices.Collect(maps.Values(t.mu.conns)), 2)
+	}
+	c.SetTrust(old)
+	if !connected() {
+		t.Error("it has hung up on the node that lets it in")
+	}
+	now := r.view.Clone()
+	now.Members = []dsm.Member{now.Members[0], {ID: 3, Addr: c.Addr(), Key: c.Key()}}
+	c.SetTrust(now)
+	if err := call(t, c, b); err == nil {
+		t.Error("it talks to a node that is no member")
 	}
 }
 
