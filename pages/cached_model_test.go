@@ -525,7 +525,7 @@ func newLedgerModel(t *testing.T, rng *rand.Rand, k merge.Kernel, sum, demand bo
 func TestLedgerModel(t *testing.T) {
 	rng := pagetest.Rand(t)
 	rounds := 30
-	if testing.Short() {
+	if testing.Short() || pagetest.Race {
 		rounds = 10
 	}
 	for _, c := range []struct {

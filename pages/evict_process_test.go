@@ -42,7 +42,7 @@ const (
 
 // demandStores is how many stores each program makes.
 func demandStores() int {
-	if testing.Short() {
+	if testing.Short() || pagetest.Race {
 		return 50_000
 	}
 	return 300_000
