@@ -19,13 +19,7 @@ func TestForfeitAfterAKill(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := newHomed(t, 2, dsm.Inode{Size: dsm.ExtentSize})
-				home, n := s.nodes[0], s.nodes[1]
-				n.hold()
-				home.open(true)
-				n.open(true)
-				n.area.step(func() { n.area.mu.mem.WorkingIsNewest() })
-				s.calm()
+				s, _, n := heldBesideHome(t, dsm.Inode{Size: dsm.ExtentSize})
 				put(t, n, 7)
 				if c.sent {
 					publish(n)

@@ -9,6 +9,18 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
+// heldBesideHome returns a home of the area, and a node that is held and has all of it. Both have it open for writing.
+func heldBesideHome(t *testing.T, ino dsm.Inode) (s *sim, home, n *simNode) {
+	s = newHomed(t, 2, ino)
+	home, n = s.nodes[0], s.nodes[1]
+	n.hold()
+	home.open(true)
+	n.open(true)
+	n.area.step(func() { n.area.mu.mem.WorkingIsNewest() })
+	s.calm()
+	return s, home, n
+}
+
 // follow kills the daemon of a node that is the home of nothing, and has another one follow. The area is open for writing.
 func (n *simNode) follow() {
 	s := n.sim
@@ -95,13 +107,7 @@ func TestKilledInARound(t *testing.T) {
 		} {
 			t.Run(name, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					s := newHomed(t, 2, sums(1, dsm.ApplyArrival))
-					home, n := s.nodes[0], s.nodes[1]
-					n.hold()
-					home.open(true)
-					n.open(true)
-					n.area.step(func() { n.area.mu.mem.WorkingIsNewest() })
-					s.calm()
+					s, home, n := heldBesideHome(t, sums(1, dsm.ApplyArrival))
 					put(t, home, 100)
 					home.joinRound()
 					s.calm()
@@ -166,13 +172,7 @@ func TestKilledAfterAPart(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := newHomed(t, 2, dsm.Inode{Size: dsm.ExtentSize})
-				home, n := s.nodes[0], s.nodes[1]
-				n.hold()
-				home.open(true)
-				n.open(true)
-				n.area.step(func() { n.area.mu.mem.WorkingIsNewest() })
-				s.calm()
+				s, home, n := heldBesideHome(t, dsm.Inode{Size: dsm.ExtentSize})
 				put(t, n, first)
 				n.joinRound()
 				s.calm()
@@ -197,13 +197,7 @@ func TestKilledAfterAPart(t *testing.T) {
 // comes. The others end the round with this node.
 func TestKilledWhenGivenUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newHomed(t, 2, sums(1, dsm.ApplyArrival))
-		home, n := s.nodes[0], s.nodes[1]
-		n.hold()
-		home.open(true)
-		n.open(true)
-		n.area.step(func() { n.area.mu.mem.WorkingIsNewest() })
-		s.calm()
+		s, home, n := heldBesideHome(t, sums(1, dsm.ApplyArrival))
 		home.joinRound()
 		put(t, n, 7)
 		n.joinRound()

@@ -74,14 +74,18 @@ func TestMountOutlivesItsDaemon(t *testing.T) {
 
 // TestMountHasEverything that one with --hold=off has. Once a program has used what cannot outlive the daemon, the mount is lost with it, and has said so.
 func TestMountHasEverything(t *testing.T) {
-	for what, use := range map[string]func(t *testing.T, n *harness.Node, c *harness.Client) *harness.File{
-		"versioned": func(_ *testing.T, _ *harness.Node, c *harness.Client) *harness.File {
-			c.SetXattr("f", "user.dsm.mode", "versioned")
+	type use = func(t *testing.T, n *harness.Node, c *harness.Client) *harness.File
+	written := func(key, value string) use {
+		return func(_ *testing.T, _ *harness.Node, c *harness.Client) *harness.File {
+			c.SetXattr("f", key, value)
 			f := c.Open("f", "rw")
 			f.Write(0, []byte("abc"))
 			f.Sync()
 			return f
-		},
+		}
+	}
+	for what, use := range map[string]use{
+		"versioned": written("user.dsm.mode", "versioned"),
 		"versioned, attached": func(t *testing.T, n *harness.Node, c *harness.Client) *harness.File {
 			c.SetXattr("f", "user.dsm.mode", "versioned")
 			f := c.Open("f", "r")
@@ -96,13 +100,7 @@ func TestMountHasEverything(t *testing.T) {
 			}
 			return f
 		},
-		"demand": func(_ *testing.T, _ *harness.Node, c *harness.Client) *harness.File {
-			c.SetXattr("f", "user.dsm.residency", "demand")
-			f := c.Open("f", "rw")
-			f.Write(0, []byte("abc"))
-			f.Sync()
-			return f
-		},
+		"demand": written("user.dsm.residency", "demand"),
 		"demand, attached": func(_ *testing.T, n *harness.Node, c *harness.Client) *harness.File {
 			c.SetXattr("f", "user.dsm.residency", "demand")
 			f := c.Open("f", "r")
