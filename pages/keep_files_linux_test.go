@@ -229,7 +229,7 @@ func TestKilledDuringASharedMerge(t *testing.T) {
 				step()
 				note := h.a.noteShared(p, []SentOf{{s, true, false}, {part, false, false}}, mine, coming, after)
 				step()
-				half := append(append([]byte(nil), coming[:3000]...), mine[3000:]...)
+				half := append(append([]byte(nil), coming[:2992]...), mine[2992:]...)
 				k.MergeNoted(note, p, mine, h.a.Working(p), half)
 				step()
 				program[2058] = 79 // an element that is merged already

@@ -17,15 +17,20 @@ import (
 //
 // The place with the larger number counts. If that word is not done, it has been changed if it is not as it was any more. One case cannot be told: a
 // program stores to that very word, and the process is killed between the two instructions that change it and say so.
+//
+// Words to which nobody has stored become what comes in, two at a time, and need no place: the note of swapUnchanged says which are next. It counts if they are behind
+// that word. Two that are just being changed have been changed if they are not as in the base any more.
 
 // NoteSize is how many bytes a note takes. It begins at a multiple of eight, and is all zero before a merge begins.
-const NoteSize = 2 * notePlace * 8
+const NoteSize = 2*notePlace*8 + 8
 
 const (
 	noteWord = iota
 	noteWas
 	noteDone
 	notePlace
+
+	noteUnchanged = 2 * notePlace // the note of swapUnchanged
 )
 
 // Adds reports whether a merge by the rule changes something when it is done twice.
@@ -38,7 +43,7 @@ func (k Kernel) MergeNoted(note []byte, p dsm.PageIndex, base, working, incoming
 
 // MergeRest does what is left of a MergeNoted, with what that had. If it is not done either, it may be called again.
 func (k Kernel) MergeRest(note []byte, p dsm.PageIndex, base, working, incoming []byte) {
-	k.swapPage(p, working, base, incoming, false, rest(note, working))
+	k.swapPage(p, working, base, incoming, false, rest(note, base, working))
 }
 
 // StoreNoted and StoreRest are the same of StoreShared.
@@ -48,20 +53,30 @@ func (k Kernel) StoreNoted(note []byte, p dsm.PageIndex, base, working, stored [
 
 // StoreRest does what is left of a StoreNoted.
 func (k Kernel) StoreRest(note []byte, p dsm.PageIndex, base, working, stored []byte) {
-	k.swapPage(p, working, base, stored, true, rest(note, working))
+	k.swapPage(p, working, base, stored, true, rest(note, base, working))
 }
 
 // rest returns what goes on with a merge.
-func rest(note []byte, working []byte) *noted {
+func rest(note []byte, base, working []byte) *noted {
 	n := &noted{note: words(note[:NoteSize])}
+	m := words(working)
 	last := n.note[:notePlace]
 	if other := n.note[notePlace:]; other[noteWord] > last[noteWord] {
 		last, n.second = other, true
 	}
-	if n.from = int(last[noteWord]); n.from > 0 && last[noteDone] == 0 && atomic.LoadUint64(&words(working)[n.from-1]) == last[noteWas] {
+	n.second = !n.second
+	if n.from = int(last[noteWord]); n.from > 0 && last[noteDone] == 0 && atomic.LoadUint64(&m[n.from-1]) == last[noteWas] {
 		n.from--
 	}
-	n.second = !n.second
+	at := int(n.note[noteUnchanged] / 2)
+	if at < int(last[noteWord]) {
+		return n
+	}
+	if n.from = at; n.note[noteUnchanged]&1 != 0 {
+		if b := words(base); atomic.LoadUint64(&m[at]) != b[at] || atomic.LoadUint64(&m[at+1]) != b[at+1] {
+			n.from += 2
+		}
+	}
 	return n
 }
 
@@ -72,12 +87,22 @@ type noted struct {
 	second bool // the next word takes the second place
 	// changes, if not nil, is called before a word is changed. It is for tests.
 	changes func(i int, is, will uint64, place []uint64)
+	swaps   func(memory, base, other []uint64, from int, note *uint64) int // swapUnchanged, but in tests
 }
 
 // swapWords is the function of that name.
 func (n *noted) swapWords(memory, base, other []byte, from, to int, own bool, merge wordMerge) {
-	m, b, o := words(memory), words(base), words(other)
-	for i := max(from/8, n.from); i < to/8; i++ {
+	m, b, o := words(memory[:to]), words(base[:to]), words(other[:to])
+	swaps := swapUnchanged
+	if n.swaps != nil {
+		swaps = n.swaps
+	}
+	for i := max(from/8, n.from); i < len(m); i++ {
+		if !own {
+			if i = swaps(m, b, o, i, &n.note[noteUnchanged]); i == len(m) {
+				break
+			}
+		}
 		if b[i] == o[i] {
 			continue
 		}

@@ -24,7 +24,10 @@ func TestNotedMergeIsDoneOnce(t *testing.T) {
 			incoming[1000+rng.IntN(dsm.PageSize-1000)] ^= byte(1 + rng.IntN(255))
 		}
 		memory := append([]byte(nil), base...)
-		fillRandom(rng, memory[2000:2300]) // what the program has stored
+		for range rng.IntN(40) { // what the program has stored
+			at := 1000 + rng.IntN(dsm.PageSize-1010)
+			fillRandom(rng, memory[at:at+1+rng.IntN(10)])
+		}
 		want := append([]byte(nil), memory...)
 		again := k.MergeRest
 		if own {
@@ -59,12 +62,40 @@ func TestNotedMergeIsDoneOnce(t *testing.T) {
 					}
 					panic(errKilled)
 				}
+				n.swaps = func(m, b, o []uint64, from int, note *uint64) int { // as swapUnchanged
+					for i := from; from&1 == 0 && i+1 < len(m); i += 2 {
+						switch {
+						case b[i] == o[i] && b[i+1] == o[i+1]:
+							continue
+						case b[i] != m[i] || b[i+1] != m[i+1]:
+							return i
+						}
+						if calls++; calls <= most {
+							m[i], m[i+1], *note = o[i], o[i+1], uint64(2*i+4)
+							continue
+						}
+						switch rng.IntN(4) {
+						case 0:
+						case 1:
+							*note = uint64(2*i + 1)
+						case 2:
+							m[i], m[i+1], *note = o[i], o[i+1], uint64(2*i+1)
+						case 3:
+							m[i], m[i+1], *note = o[i], o[i+1], uint64(2*i+4)
+						}
+						panic(errKilled)
+					}
+					if from&1 == 0 {
+						from = max(from, len(m)&^1)
+					}
+					return from
+				}
 				k.swapPage(p, memory, base, incoming, own, n)
 			})
 		}
 		kill(&noted{note: words(note)})
 		if rng.IntN(2) == 0 { // the next one, too
-			kill(rest(note, memory))
+			kill(rest(note, base, memory))
 		}
 		again(note, p, base, memory, incoming)
 		if string(memory) != string(want) {
@@ -78,3 +109,36 @@ func TestNotedMergeIsDoneOnce(t *testing.T) {
 }
 
 const errKilled = "killed"
+
+// TestSwapUnchanged: it takes notes of what it does, and leaves what programs have stored to.
+func TestSwapUnchanged(t *testing.T) {
+	var base, memory, other [512]uint64
+	for i := range base {
+		base[i], memory[i], other[i] = uint64(i), uint64(i), uint64(i+1000)
+	}
+	other[6], other[7] = base[6], base[7]
+	memory[21] = 5
+	note := uint64(0)
+	at := swapUnchanged(memory[:], base[:], other[:], 2, &note)
+	if at == 2 {
+		t.Skip("this machine has no instruction for two words")
+	}
+	if at != 20 || note != 2*20 {
+		t.Fatalf("it stops at %d, and notes %d", at, note)
+	}
+	for i, w := range memory {
+		want := uint64(i)
+		switch {
+		case i == 21:
+			want = 5
+		case i >= 2 && i < 20 && i != 6 && i != 7:
+			want += 1000
+		}
+		if w != want {
+			t.Errorf("word %d is %d, want %d", i, w, want)
+		}
+	}
+	if at = swapUnchanged(memory[:511], base[:], other[:], 22, &note); at != 510 || note != 2*510 {
+		t.Errorf("it stops at %d, and notes %d", at, note)
+	}
+}

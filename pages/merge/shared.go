@@ -96,6 +96,7 @@ func swapWords(memory, base, other []byte, from, to int, own bool, merge wordMer
 		n.swapWords(memory, base, other, from, to, own, merge)
 		return
 	}
+	var note uint64 // nobody reads it
 	for from < to {
 		end := min(from&^(blockSize-1)+blockSize, to)
 		if string(base[from:end]) == string(other[from:end]) {
@@ -106,7 +107,7 @@ func swapWords(memory, base, other []byte, from, to int, own bool, merge wordMer
 		b, o = b[:len(m)], o[:len(m)]
 		for i := 0; i < len(m); i++ {
 			if !own {
-				if i += swapUnchanged(m[i:], b[i:], o[i:]); i == len(m) {
+				if i = swapUnchanged(m, b, o, i, &note); i == len(m) {
 					break
 				}
 			}

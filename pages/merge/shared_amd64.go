@@ -6,19 +6,18 @@ import (
 	"golang.org/x/sys/cpu"
 )
 
-// swapPairs swaps pairs of words in memory, which begins at a multiple of 16 bytes, from what they are in base to what they are in other. It leaves
-// pairs alone that other has as base. It returns how many of the n words it has done: all, or those before a pair that is not as in base. n is even, and
-// not 0.
+// swapPairs swaps pairs of words in memory, which begins at a multiple of 16 bytes, from what they are in base to what they are in other: the words
+// [from, to), both even, of which there are some. It leaves pairs alone that other has as base. It returns the first pair that is not as in base, or to. note is as swapUnchanged says.
 //
 //go:noescape
-func swapPairs(memory, base, other *uint64, n int) (done int)
+func swapPairs(memory, base, other *uint64, from, to int, note *uint64) (done int)
 
-// swapUnchanged gives the first words of memory that are as in base the values of other, and returns how many it has looked at: the next one
-// is to be merged by itself. Two words at once take 5 ns on a machine on which a compare-and-swap of one takes 4.5.
-func swapUnchanged(memory, base, other []uint64) int {
-	n := len(memory) &^ 1
-	if n == 0 || !cpu.X86.HasCX16 || uintptr(unsafe.Pointer(&memory[0]))&15 != 0 {
-		return 0
+// swapUnchanged gives words of memory that are as in base the values of other, from one on, and returns the next one that is to be merged by itself, or how many there are.
+// The note is twice the first word that it has not changed, and one more while it changes two. Two words at once take 5 ns on a machine on which a compare-and-swap of one takes 4.5.
+func swapUnchanged(memory, base, other []uint64, from int, note *uint64) int {
+	to := len(memory) &^ 1
+	if from&1 != 0 || from >= to || !cpu.X86.HasCX16 || uintptr(unsafe.Pointer(&memory[0]))&15 != 0 {
+		return from
 	}
-	return swapPairs(&memory[0], &base[0], &other[0], n)
+	return swapPairs(&memory[0], &base[0], &other[0], from, to, note)
 }

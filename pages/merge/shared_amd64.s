@@ -1,12 +1,13 @@
 #include "textflag.h"
 
-// func swapPairs(memory, base, other *uint64, n int) (done int)
-TEXT ·swapPairs(SB), NOSPLIT, $0-40
+// func swapPairs(memory, base, other *uint64, from, to int, note *uint64) (done int)
+TEXT ·swapPairs(SB), NOSPLIT, $0-56
 	MOVQ memory+0(FP), DI
 	MOVQ base+8(FP), SI
 	MOVQ other+16(FP), R8
-	MOVQ n+24(FP), R9
-	XORQ R10, R10
+	MOVQ from+24(FP), R10
+	MOVQ to+32(FP), R9
+	MOVQ note+40(FP), R11
 
 pair:
 	MOVQ (SI)(R10*8), AX
@@ -24,15 +25,26 @@ swap:
 	JNE  out
 	CMPQ DX, 8(DI)(R10*8)
 	JNE  out
+
+	// Other processors, and who maps the note when this process has been killed, see these stores and the swap in this order.
+	LEAQ 1(R10)(R10*1), R12
+	MOVQ R12, (R11)
 	LOCK
 	CMPXCHG16B (DI)(R10*8)
-	JNE  out
+	JNE  failed
+	ADDQ $3, R12
+	MOVQ R12, (R11)
 
 next:
 	ADDQ $2, R10
 	CMPQ R10, R9
 	JLT  pair
+	JMP  out
+
+failed:
+	DECQ R12
+	MOVQ R12, (R11)
 
 out:
-	MOVQ R10, done+32(FP)
+	MOVQ R10, done+48(FP)
 	RET

@@ -2,5 +2,5 @@
 
 package merge
 
-// swapUnchanged gives the first words of memory that are as in base the values of other, and returns how many it has looked at: here none.
-func swapUnchanged(memory, base, other []uint64) int { return 0 }
+// swapUnchanged gives words of memory that are as in base the values of other, from one on, and returns the next one that is to be merged by itself: here that is the first.
+func swapUnchanged(memory, base, other []uint64, from int, note *uint64) int { return from }
