@@ -86,6 +86,6 @@ func (a *Area) forfeitPageLocked(e dsm.ExtentIndex, x *replicaExtent, i int) {
 		copy(own[from:to], mine[from:to])
 	}
 	a.mu.cached.BeforeMerge(p)
-	defer a.mergesLocked(e, x, i)()
+	defer a.mergesLocked(e, x, i, true)()
 	a.mergeLocked(a.mu.kernel, x, i, own[:], base[:], a.mu.mem.Base(p))
 }

@@ -374,14 +374,14 @@ func (a *Area) replicaPublishAckLocked(m *wire.PublishAck) {
 		p := page(m.Extent, i)
 		mem.PrefetchNext(m.Extent, &pub.pages, i)
 		s := pub.snap[i]
-		if len(x.parts) > 0 && a.inAreaLocked(m.Extent, i) {
+		if x.amongOthers(pub, i) && a.inAreaLocked(m.Extent, i) {
 			a.mergedAmongLocked(m.Extent, x, pub, i)
 			continue
 		}
 		if !a.inAreaLocked(m.Extent, i) || s == nil && m.Rode.Has(i) {
 			continue
 		}
-		done := a.mergesLocked(m.Extent, x, i)
+		done := a.mergesLocked(m.Extent, x, i, s != nil)
 		if pub.pages.Remove(i); s == nil && !mem.Homed(m.Extent) {
 			pub.overlay(mem.OwnBase(p), i)
 			done()

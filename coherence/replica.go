@@ -386,7 +386,7 @@ func (a *Area) installLocked(e dsm.ExtentIndex, i int, n []byte, zero bool) {
 	}
 	done := func() {}
 	if a.mu.mem.HasNewest() { // the area has grown since: one copy without the other would look like a store
-		done = a.mergesLocked(e, a.extentLocked(e), i)
+		done = a.mergesLocked(e, a.extentLocked(e), i, true)
 	}
 	copy(a.mu.mem.Working(p), n)
 	a.mu.mem.SetBase(p, n)
@@ -400,12 +400,16 @@ func (a *Area) mergePageLocked(e dsm.ExtentIndex, i int, x *replicaExtent, n []b
 	p := page(e, i)
 	mem := a.mu.mem
 	a.mu.cached.BeforeMerge(p)
-	defer a.mergesLocked(e, x, i)()
+	clean := !x.unmerged(i) && !x.dirty.Has(i) && !a.sharedLocked() // then the working copy is the same as the base
+	if clean && delta == nil && !mem.Homed(e) && !a.bareLocked(p) {
+		a.replaceLocked(e, x, i, n)
+		return
+	}
+	defer a.mergesLocked(e, x, i, true)()
 	if delta != nil {
 		h := a.mu.home.extents[e]
 		own := a.isSelf(a.rowLocked(e).Primary) && h != nil && h.version == v // else the push has waited, and the home has gone on
-		clean := !x.unmerged(i) && !x.dirty.Has(i) && !a.sharedLocked()
-		if clean { // the working copy is the same as the base
+		if clean {
 			a.mu.kernel.Overlay(delta, i, mem.Working(p))
 			switch {
 			case own:
@@ -442,7 +446,7 @@ func (a *Area) mergePageLocked(e dsm.ExtentIndex, i int, x *replicaExtent, n []b
 			delete(pub.snap, i) // from here on the publication accounts for the new base with its overlay
 		}
 		a.mergeLocked(a.mu.kernel, x, i, a.conflictsLocked(e, i, mine[:], incoming[:]), incoming[:], n)
-	} else if !x.dirty.Has(i) && !a.sharedLocked() {
+	} else if clean {
 		copy(mem.Working(p), n)
 		if a.bareLocked(p) && !mem.Homed(e) {
 			return

@@ -115,23 +115,31 @@ func (a *Area) publicationLocked(s *pages.Sent, least int64) (*publication, erro
 	return pub, nil
 }
 
-// mergesLocked says that page i of an extent is about to change in both copies. The function that it returns says that it has.
-func (a *Area) mergesLocked(e dsm.ExtentIndex, x *replicaExtent, i int) (done func()) {
+// mergesLocked says that page i of an extent is about to change in the base copy, and if both is true in the working copy too. The function that it returns says that it has.
+func (a *Area) mergesLocked(e dsm.ExtentIndex, x *replicaExtent, i int, both bool) (done func()) {
 	if a.node.cfg.Store == nil {
 		return func() {}
 	}
-	a.mu.mem.BeginMerge(page(e, i), x.keptOf(i, false))
-	return func() {
-		for pub := range x.publications() {
-			if !pub.pages.Has(i) {
-				pub.kept.Merged(i)
-			}
-			if pub.snap[i] == nil {
-				pub.kept.Without(i)
-			}
+	a.mu.mem.BeginMerge(page(e, i), both, x.keptOf(i, false))
+	return func() { a.mergedLocked(x, i) }
+}
+
+func (a *Area) mergedLocked(x *replicaExtent, i int) {
+	for pub := range x.publications() {
+		if !pub.pages.Has(i) {
+			pub.kept.Merged(i)
 		}
-		a.mu.mem.EndMerge()
+		if pub.snap[i] == nil {
+			pub.kept.Without(i)
+		}
 	}
+	a.mu.mem.EndMerge()
+}
+
+// replaceLocked makes n the bytes of page i in both copies, which are the same.
+func (a *Area) replaceLocked(e dsm.ExtentIndex, x *replicaExtent, i int, n []byte) {
+	a.mu.mem.Replace(page(e, i), n, x.keptOf(i, false), x.keptOf(i, true))
+	a.mergedLocked(x, i)
 }
 
 // keptOf returns what the next daemon has of the publications of page i. after: as it is when the change is done that was begun.

@@ -71,6 +71,16 @@ func (x *replicaExtent) unmerged(i int) bool {
 	return false
 }
 
+// amongOthers reports whether others than pub matter to what it has of page i.
+func (x *replicaExtent) amongOthers(pub *publication, i int) bool {
+	for other := range x.publications() {
+		if other != pub && (other.pages.Has(i) || other.snap[i] != nil) {
+			return true
+		}
+	}
+	return false
+}
+
 // accounted sets dst to the base copy of page i with all that is under way of it: see publication.accounted.
 func (x *replicaExtent) accounted(dst []byte, i int, base []byte) {
 	copy(dst, base)
@@ -138,7 +148,6 @@ func (c contained) of(pub *publication) dsm.Seq {
 func (a *Area) mergedAmongLocked(e dsm.ExtentIndex, x *replicaExtent, pub *publication, i int) {
 	var mine, base, now [dsm.PageSize]byte
 	mem, p := a.mu.mem, page(e, i)
-	defer a.mergesLocked(e, x, i)()
 	x.accounted(mine[:], i, mem.Base(p))
 	copy(base[:], mem.Base(p))
 	pub.overlay(base[:], i)
@@ -147,6 +156,7 @@ func (a *Area) mergedAmongLocked(e dsm.ExtentIndex, x *replicaExtent, pub *publi
 		delete(other.snap, i) // it accounts for the old base, and may be from before pub
 	}
 	x.accounted(now[:], i, base[:])
+	defer a.mergesLocked(e, x, i, mine != now)()
 	if mine != now {
 		a.mu.cached.BeforeMerge(p)
 		a.mergeLocked(pub.kernel, x, i, mine[:], now[:], base[:])

@@ -399,7 +399,7 @@ func (c *Cached) wrotePage(k merge.Kernel, p dsm.PageIndex, lo int, data []byte,
 	if c.shared {
 		g = c.storeShared(k, p, lo, data, base[:], merged[:])
 	} else {
-		c.area.BeginMerge(p, nil)
+		c.area.BeginMerge(p, true, nil)
 		k.Merge(p, base[:], merged[:], w, nil)
 		copy(w, merged[:])
 		g = c.nowGiven(p, lo, data)

@@ -138,7 +138,8 @@ func (a *Area) EndTake(d *Draft) {
 	}
 }
 
-// Refresh merges is, the bytes of page p of the working copy, into the memory of the draft, by a rule. They are its base from then on.
+// Refresh merges is, the bytes of page p of the working copy, into the memory of the draft, by a rule. They are its base from then on. If is is the
+// working copy itself, no program can be storing to that: the next daemon finds it there.
 func (a *Area) Refresh(k merge.Kernel, d *Draft, p dsm.PageIndex, is []byte) {
 	base := d.Base(p)
 	if d.kept == nil {
@@ -148,6 +149,15 @@ func (a *Area) Refresh(k merge.Kernel, d *Draft, p dsm.PageIndex, is []byte) {
 	}
 	a.takeNote(5)
 	note := a.note[2:]
+	if w := a.Working(p); len(is) == dsm.PageSize && &is[0] == &w[0] {
+		clear(note[2].mem[:merge.NoteSize])
+		a.frames.tag(note[2], frameRefreshing, uint64(p), uint64(d.kept.i))
+		k.MergeNoted(note[2].mem, p, base, d.Page(p), is)
+		a.frames.tag(note[2], frameRefreshed, uint64(p), uint64(d.kept.i))
+		copy(base, is)
+		a.frames.untag(note[2])
+		return
+	}
 	clear(note[2].mem[:merge.NoteSize])
 	copy(note[0].mem, base)
 	copy(note[1].mem, is)
@@ -177,6 +187,18 @@ func (a *Area) endOfDrafts(k merge.Kernel, left map[frameKind][]tagged) {
 				copy(a.working.page(p), w.mem)
 				copy(d.base.page(p), b.mem)
 			}
+		}
+	}
+	for _, n := range left[frameRefreshing] {
+		if d, p := of(n); d != nil {
+			k.MergeRest(n.mem, p, d.base.page(p), d.memory.page(p), a.working.page(p))
+			a.frames.tag(n.frame, frameRefreshed, n.arg, n.more)
+			copy(d.base.page(p), a.working.page(p))
+		}
+	}
+	for _, n := range left[frameRefreshed] {
+		if d, p := of(n); d != nil {
+			copy(d.base.page(p), a.working.page(p))
 		}
 	}
 	for _, n := range left[frameDraftNote] {

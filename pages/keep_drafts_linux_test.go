@@ -163,20 +163,29 @@ func TestKilledWhileADraftIsRefreshed(t *testing.T) {
 	const p = 1
 	for _, rule := range []dsm.MergeRule{dsm.MergeSum, dsm.MergeLast} {
 		k := mustKernel(t, rule, dsm.DTypeI64, 0)
-		for kill := range 60 {
+		for kill := range 120 {
 			h := newHeldDraft(t, k, 3*dsm.PageSize)
+			inPlace := kill%2 != 0 // what others have done is in the working copy, to which no program stores
+			kill := kill / 2
 			own := h.own[p*dsm.PageSize:][:dsm.PageSize]
 			is := fill(2)
 			for i := range 40 { // what others have done
 				is[8*(10*i+3)]++
 			}
 			own[8*13], own[8*5] = 50, 51 // what the program has
+			refresh := h.refreshUpTo
+			if inPlace {
+				copy(h.a.Working(p), is)
+				refresh = h.refreshInPlaceUpTo
+			}
 			if kill > 0 {
-				h.refreshUpTo(p, is, 8*(10*(kill-1)+3))
+				refresh(p, is, 8*(10*(kill-1)+3))
 			}
 			h.next()
 			h.next()
-			if kill == 0 {
+			if kill == 0 && inPlace {
+				h.a.Refresh(k, h.d, p, h.a.Working(p))
+			} else if kill == 0 {
 				h.a.Refresh(k, h.d, p, is)
 			}
 			want := append([]byte(nil), is...)
@@ -210,6 +219,25 @@ func (h *heldDraft) refreshUpTo(p dsm.PageIndex, is []byte, end int) {
 		copy(d.Base(p)[:2000], is)
 	}
 	h.k.MergeNoted(note[2].mem, p, base, d.Page(p), part)
+}
+
+// refreshInPlaceUpTo is the same where the working copy has what is merged.
+func (h *heldDraft) refreshInPlaceUpTo(p dsm.PageIndex, is []byte, end int) {
+	h.t.Helper()
+	a, d := h.a, h.d
+	a.takeNote(5)
+	note := a.note[4]
+	clear(note.mem[:merge.NoteSize])
+	a.frames.tag(note, frameRefreshing, uint64(p), uint64(d.kept.i))
+	part, base := append([]byte(nil), is...), d.Base(p)
+	if end < len(part) {
+		copy(part[end:], base[end:])
+	}
+	h.k.MergeNoted(note.mem, p, base, d.Page(p), part)
+	if end >= len(part) { // it is in the midst of the base
+		a.frames.tag(note, frameRefreshed, uint64(p), uint64(d.kept.i))
+		copy(base[:2000], is)
+	}
 }
 
 // TestKilledWhileAWriteGoesToSharedMemory: the daemon is killed at any point while a WRITE of the kernel goes to memory to which a program stores. The WRITE comes again. What it brings is there once, and so is what the

@@ -225,7 +225,7 @@ func TestKilledDuringASharedMerge(t *testing.T) {
 			s := h.a.KeepSent(0, 42, dsm.Range(p, p+1), dsm.Range(p, p+1), nil, []byte("body"))
 			killedAt(kill, func(step func()) {
 				step()
-				h.a.BeginMerge(p, []SentOf{s.Of(p), part.Of(p)})
+				h.a.BeginMerge(p, true, []SentOf{s.Of(p), part.Of(p)})
 				step()
 				note := h.a.noteShared(p, []SentOf{{s, true, false}, {part, false, false}}, mine, coming, after)
 				step()

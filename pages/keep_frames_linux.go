@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/hold"
@@ -26,6 +27,8 @@ import (
 //	coming   what comes in; it is set last, and cleared first
 //	taken    the working copy and the base of a draft, while the first takes what a program has stored: see BeginTake
 //	draft    what the memory of a draft is merged from, what comes in, and how far that is: see Refresh
+//	to base, to working    what comes in goes to one of the copies, and the other is whole: see Replace
+//	refreshing, refreshed  what is in the working copy goes to the memory of a draft; to its base: see Refresh
 //	sent     pieces of what was sent, and not answered: see KeepSent
 //	sets     which sets of what was sent have the page that is being changed; and how that is when a merge is done with which the next daemon goes on
 //
@@ -54,6 +57,10 @@ const (
 	frameStored
 	frameSets
 	frameSetsAfter
+	frameToBase
+	frameToWorking
+	frameRefreshing
+	frameRefreshed
 )
 
 func slabOffset(at int) int64 { return hold.FramesAt + int64(at)*slabBytes }
@@ -65,6 +72,7 @@ func (s *Keep) grabSlab() *slab {
 	if k := len(s.mu.idle); k > 0 {
 		x := s.mu.idle[k-1]
 		s.mu.idle = s.mu.idle[:k-1]
+		s.mu.fewest = min(s.mu.fewest, k-1)
 		return x
 	}
 	at, err := s.mu.slabs.take()
@@ -84,12 +92,47 @@ func (s *Keep) dropSlab(x *slab) {
 		s.tag(x, uint8(i)).Kind.Store(0)
 	}
 	s.mu.Lock()
-	if keepsIdle(len(s.mu.idle)) {
+	if n := len(s.mu.idle); n < s.lingers || keepsIdle(n) {
 		s.mu.idle = append(s.mu.idle, x)
+		s.planTrimLocked()
 		s.mu.Unlock()
 		return
 	}
 	s.mu.Unlock()
+	s.freeSlab(x)
+}
+
+// lingerTime is how long a slab is kept at least of those that are many: longer than a step of a training.
+const lingerTime = 2 * time.Second
+
+// Linger has as many bytes of frames that nothing uses be kept for some seconds, if that are more than KeepIdle says. What programs send in a round, they send again in the next one, and
+// to have the kernel take the memory and give it back costs more than to copy. It is called before anything else.
+func (s *Keep) Linger(bytes int64) { s.lingers = int(bytes / slabBytes) }
+
+func (s *Keep) planTrimLocked() {
+	if n := len(s.mu.idle); !s.mu.trims && n > 0 && !keepsIdle(n-1) {
+		s.mu.trims, s.mu.fewest = true, n
+		time.AfterFunc(lingerTime, s.trim)
+	}
+}
+
+// trim frees slabs that nobody has needed since it was planned, as far as they are too many.
+func (s *Keep) trim() {
+	var out []*slab
+	s.mu.Lock()
+	for n := len(s.mu.idle); n > 0 && !keepsIdle(n-1) && len(out) < s.mu.fewest; n-- {
+		out = append(out, s.mu.idle[n-1])
+		s.mu.idle = s.mu.idle[:n-1]
+	}
+	s.mu.trims = false
+	s.planTrimLocked()
+	s.mu.Unlock()
+	for _, x := range out {
+		s.freeSlab(x)
+	}
+}
+
+func (s *Keep) freeSlab(x *slab) {
 	keptBytes.Add(-int64(x.took) * dsm.PageSize)
 	if err := s.mem.Free(slabOffset(x.at), slabBytes); err != nil {
 		panic(fmt.Sprintf("freeing page frames: %v", err))
@@ -245,6 +288,7 @@ func (l Left) TakeBoth(k merge.Kernel, size, least int64) (a *Area, sent []*Sent
 		putSets(p, left[frameSets], sent)
 	}
 	a.mergeAgain(k, left, sent, within)
+	a.replaceAgain(left, sent, within)
 	if err := a.takeDrafts(l, end); err != nil {
 		return nil, nil, a.fail("restore", err)
 	}
@@ -262,7 +306,7 @@ func (l Left) TakeBoth(k merge.Kernel, size, least int64) (a *Area, sent []*Sent
 		a.frames.tag(next.frame, frameGiven, next.arg, 0)
 		left[frameGiven] = append(left[frameGiven], next)
 	}
-	for _, kind := range []frameKind{frameWorking, frameBase, frameBefore, frameComing, frameStored, frameMine, frameNote, frameAfter, frameTaken, frameTakenBase, frameDraftNote, frameDraftMine, frameDraftComing, frameSets, frameSetsAfter} {
+	for _, kind := range []frameKind{frameWorking, frameBase, frameBefore, frameComing, frameStored, frameMine, frameNote, frameAfter, frameTaken, frameTakenBase, frameDraftNote, frameDraftMine, frameDraftComing, frameSets, frameSetsAfter, frameToBase, frameToWorking, frameRefreshing, frameRefreshed} {
 		for _, x := range left[kind] {
 			a.frames.put(x.frame)
 		}

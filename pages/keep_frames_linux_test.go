@@ -6,6 +6,8 @@ import (
 	"os"
 	"runtime/debug"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -93,7 +95,7 @@ func TestBothCopiesOutliveTheDaemon(t *testing.T) {
 	s := a.KeepSent(1, 99, dsm.Range(20, 30), dsm.Range(23, 26), []uint64{11, 12}, body[:5], body[5:])
 	part := a.KeepSent(1, 98, dsm.Range(20, 30), dsm.PageSet{}, nil, body)
 	part.SetBody(3000, []byte("XY"))
-	a.BeginMerge(280, []SentOf{part.Of(24), s.Of(24)})
+	a.BeginMerge(280, true, []SentOf{part.Of(24), s.Of(24)})
 	copy(a.Working(280), fill(8))
 	s.Merged(24)
 	s.Without(24)
@@ -362,18 +364,18 @@ func TestKilledWhileAWriteIsTaken(t *testing.T) {
 			}
 		}
 	}
-	a.BeginMerge(2, nil)
+	a.BeginMerge(2, true, nil)
 	copy(a.Working(2)[:2000], fill(9))
 	look("the working copy is half done", 5, 1)
 	a, _, _ = nextDaemon(t, m, size, size)
-	a.BeginMerge(2, nil)
+	a.BeginMerge(2, true, nil)
 	copy(a.Working(2), fill(9))
 	next := a.frames.take()
 	copy(next.mem, fill(4))
 	a.frames.tag(next, frameNext, 2, 0)
 	look("the next g is there", 5, 1)
 	a, _, c = nextDaemon(t, m, size, size)
-	a.BeginMerge(2, nil)
+	a.BeginMerge(2, true, nil)
 	copy(a.Working(2), fill(9))
 	c.nowGiven(2, 0, fill(4))
 	look("done", 9, 4)
@@ -382,6 +384,51 @@ func TestKilledWhileAWriteIsTaken(t *testing.T) {
 	copy(next.mem, fill(6))
 	a.frames.tag(next, frameNext, 2, 0)
 	look("the g before is still there", 9, 6)
+}
+
+// TestKilledInAReplace: the next daemon has a page as before in both copies, or as after, and what was sent of it likewise.
+func TestKilledInAReplace(t *testing.T) {
+	const size, p = 4 * dsm.PageSize, 2
+	for kill := range 5 {
+		m, a, _ := newHeldReplica(t, size)
+		copy(a.Working(p), fill(3))
+		a.SetBase(p, fill(3))
+		s := a.KeepSent(0, 7, dsm.Range(0, 4), dsm.PageSet{}, nil, []byte("x"))
+		before := s.Of(p)
+		after := before
+		after.Lacks = false
+		switch n := fill(5); kill {
+		case 0: // in the midst of the base
+			a.noteReplace(p, []SentOf{before}, []SentOf{after})
+			copy(a.OwnBase(p)[:1000], n)
+		case 1: // in the midst of the working copy
+			a.Replace(p, n, []SentOf{before}, []SentOf{after})
+			copy(a.Working(p)[1000:], fill(3))
+		case 2:
+			a.Replace(p, n, []SentOf{before}, []SentOf{after})
+		case 3:
+			a.Replace(p, n, []SentOf{before}, []SentOf{after})
+			s.Merged(p)
+		case 4:
+			a.Replace(p, n, []SentOf{before}, []SentOf{after})
+			s.Merged(p)
+			a.EndMerge()
+		}
+		for daemon := range 2 {
+			a, sent, _ := nextDaemon(t, m, size, size)
+			want := byte(5)
+			if kill == 0 {
+				want = 3
+			}
+			if string(a.Working(p)) != string(fill(want)) || string(a.Base(p)) != string(fill(want)) {
+				t.Errorf("killed at %d, daemon %d: the copies have %d and %d, want %d", kill, daemon, a.Working(p)[:2], a.Base(p)[:2], want)
+			}
+			if len(sent) != 1 || sent[0].Of(p).Lacks != (kill == 0) || !sent[0].Of(1).Lacks {
+				t.Errorf("killed at %d, daemon %d: the base lacks %v of what was sent", kill, daemon, sent[0].Pages())
+			}
+			a.WorkingIsNewest()
+		}
+	}
 }
 
 // TestAttachAfterAKill: the page cache may have any page as it was given by the daemon before. A program that attaches now does not store before that is
@@ -433,7 +480,7 @@ func TestFramesOfManyAreas(t *testing.T) {
 		a.WorkingIsNewest()
 		for range 3 {
 			x := a.KeepSent(0, 1, dsm.Range(0, 1), dsm.PageSet{}, nil, []byte("x"))
-			a.BeginMerge(0, []SentOf{x.Of(0)})
+			a.BeginMerge(0, true, []SentOf{x.Of(0)})
 			a.EndMerge()
 			if x.Drop(); a.frames.used != 0 {
 				t.Fatalf("%d frames are in use", a.frames.used)
@@ -452,4 +499,40 @@ func TestFramesOfManyAreas(t *testing.T) {
 	if got := mappings() - had; got > 100 {
 		t.Errorf("%d areas take %d mappings", areas, got)
 	}
+}
+
+// TestFramesLinger: memory that is needed again and again is kept meanwhile, and freed when nobody needs it any more.
+func TestFramesLinger(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, err := hold.Create()
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, before := newTestStore(t, m), FrameBytes()
+		const slabs = 100 // more than KeepIdle lets be kept
+		s.Linger(90 * slabBytes)
+		use := func() {
+			var all []*slab
+			for range slabs {
+				x := s.grabSlab()
+				x.takes(slabFrames)
+				all = append(all, x)
+			}
+			for _, x := range all {
+				s.dropSlab(x)
+			}
+		}
+		for range 10 {
+			use()
+			if took := FrameBytes() - before; took != 90*slabBytes {
+				t.Errorf("%d slabs are kept", took/slabBytes)
+			}
+			time.Sleep(lingerTime / 2)
+		}
+		time.Sleep(3 * lingerTime)
+		if took := FrameBytes() - before; took != 48*slabBytes {
+			t.Errorf("%d slabs are kept in the end", took/slabBytes)
+		}
+		use()
+	})
 }

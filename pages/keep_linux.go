@@ -31,8 +31,11 @@ type Keep struct {
 		lockrank.Mutex
 		records, slots, blocks, slabs numbers
 		idle                          []*slab // no area uses them, and they have their memory
+		fewest                        int     // of idle since trim was planned
+		trims                         bool    // trim is planned
 	}
-	left map[dsm.AreaID][]int // the slabs of areas that were not taken yet
+	lingers int                  // slabs: see Linger
+	left    map[dsm.AreaID][]int // the slabs of areas that were not taken yet
 	// drafts are the records of drafts of such areas.
 	drafts map[dsm.AreaID][]int
 }

@@ -12,22 +12,60 @@ import (
 // A note says to the next daemon what is being done to a page that is in more than one place. It is a few frames, of which the area has one set: one page is changed at a time, under the
 // lock of the area.
 
-// BeginMerge is called before both copies of page p are changed, or the base copy in a way that cannot be done twice. If the daemon is killed before EndMerge, the next one has the
+// BeginMerge is called before the base copy of page p is changed in a way that cannot be done twice, and the working copy with it if both is true. If the daemon is killed before EndMerge, the next one has the
 // page as it is now, and what was sent of it as it is said to be. While programs may be storing to the working copy that is not put back: see MergeShared.
-func (a *Area) BeginMerge(p dsm.PageIndex, sent []SentOf) {
+func (a *Area) BeginMerge(p dsm.PageIndex, both bool, sent []SentOf) {
 	if !a.Outlives() {
 		return
 	}
 	a.takeNote(2)
 	a.noteSets(2, frameSets, p, sent)
 	copy(a.note[1].mem, a.Base(p))
-	if a.ledger != nil && a.ledger.shared {
+	if !both || a.ledger != nil && a.ledger.shared {
 		a.frames.tag(a.note[1], frameBefore, uint64(p), 0)
 		return
 	}
 	copy(a.note[0].mem, a.working.look(p, 1))
 	a.frames.tag(a.note[1], frameBase, uint64(p), 0)
 	a.frames.tag(a.note[0], frameWorking, uint64(p), 0)
+}
+
+// Replace makes n the bytes of page p, in which both copies are the same, and which no program can be storing to. before and after say what is so of what was sent before and after it. EndMerge follows. At any
+// moment one of the copies is whole, so nothing is set aside: if the daemon is killed, the next one copies it to the other.
+func (a *Area) Replace(p dsm.PageIndex, n []byte, before, after []SentOf) {
+	if !a.Outlives() {
+		copy(a.Working(p), n)
+		a.SetBase(p, n)
+		return
+	}
+	a.noteReplace(p, before, after)
+	a.SetBase(p, n)
+	a.frames.tag(a.note[1], frameToWorking, uint64(p), 0)
+	copy(a.Working(p), n)
+}
+
+// noteReplace notes that Replace is about to change the base copy.
+func (a *Area) noteReplace(p dsm.PageIndex, before, after []SentOf) {
+	a.takeNote(2)
+	a.noteSets(2, frameSets, p, before)
+	a.noteSets(6, frameSetsAfter, p, after)
+	a.frames.tag(a.note[1], frameToBase, uint64(p), 0)
+}
+
+// replaceAgain ends what an earlier daemon had begun by Replace.
+func (a *Area) replaceAgain(left map[frameKind][]tagged, sent []*Sent, within func(tagged) bool) {
+	for _, x := range left[frameToBase] {
+		if p := dsm.PageIndex(x.arg); within(x) {
+			copy(a.base.page(p), a.working.page(p))
+			putSets(p, left[frameSets], sent)
+		}
+	}
+	for _, x := range left[frameToWorking] {
+		if p := dsm.PageIndex(x.arg); within(x) {
+			copy(a.working.page(p), a.base.page(p))
+			putSets(p, left[frameSetsAfter], sent)
+		}
+	}
 }
 
 // noteSets notes which sets of what was sent have page p.

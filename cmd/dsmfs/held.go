@@ -76,11 +76,15 @@ func (h *held) joinsAgain() {
 }
 
 // store returns where the areas are held.
-func (h *held) store() (*pages.Keep, error) {
+func (h *held) store(memory int64) (*pages.Keep, error) {
 	if h == nil {
 		return nil, nil
 	}
-	return pages.NewKeep(h.mem, h.files)
+	keep, err := pages.NewKeep(h.mem, h.files)
+	if err == nil {
+		keep.Linger(memory / lingerPart)
+	}
+	return keep, err
 }
 
 // viewChanged takes note of the keys, and of other members, of as many as there is room for.

@@ -36,6 +36,8 @@ const (
 	underWayPart = 4
 	// idlePart is which part of --memory frames may take that nothing uses (pages.KeepIdle).
 	idlePart = 64
+	// lingerPart is which part they may take for some seconds (pages.Keep.Linger).
+	lingerPart = 16
 )
 
 const mib = 1 << 20

@@ -172,7 +172,7 @@ func (n *node) build(context.Context) error {
 		return err
 	}
 	n.cats.start(cat)
-	store, err := n.cfg.held.store()
+	store, err := n.cfg.held.store(int64(n.cfg.memory))
 	if err != nil {
 		return err
 	}
