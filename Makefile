@@ -124,7 +124,7 @@ SEEDS ?= 60
 
 .PHONY: seeds
 seeds: deps
-	@part() { go test ./coherence -run 'TestSimulation$$' -sim.runs=$(SEEDS) -sim.part=$$1/2 -timeout 60m -json | $(SUM) "simulations, part $$1"; }; \
+	@part() { go test ./coherence -run 'TestSimulation$$' -sim.runs=$(SEEDS) -sim.part=$$1/2 -timeout 85m -json | $(SUM) "simulations, part $$1"; }; \
 	part 0 & other=$$!; status=0; part 1 || status=$$?; wait $$other || status=$$?; exit $$status
 
 # mount(8) looks for helpers in /sbin alone, so that does not follow PREFIX.
