@@ -2,10 +2,12 @@ package catalog
 
 import (
 	"context"
+	"fmt"
 	"testing"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
 // joins has a node join through another. Nothing of raft reaches it before the door is opened. It returns when the leader has the member.
@@ -43,6 +45,65 @@ func TestNodeThatCatchesUpGivesSignsOfLife(t *testing.T) {
 	open()
 	if err := <-joined; err != nil {
 		t.Error(err)
+	}
+}
+
+// cut is the Caller of a node whose connections break behind its requests to join, so many times. Each time nobody is reached at the next try.
+type cut struct {
+	Caller
+	left    *int
+	refused bool
+	admits  func() // called when an answer was lost
+}
+
+func (c *cut) Call(ctx context.Context, addr string, req any) (any, error) {
+	if _, join := req.(*wire.Join); !join {
+		return c.Caller.Call(ctx, addr, req)
+	}
+	if c.refused {
+		c.refused = false
+		return nil, errs.E(errs.Unavailable, "connect", "connection refused")
+	}
+	reply, err := c.Caller.Call(ctx, addr, req)
+	if *c.left == 0 || err != nil {
+		return reply, err
+	}
+	*c.left--
+	c.refused = true
+	c.admits()
+	return nil, errs.E(errs.Unavailable, "call", "%w", errs.ErrUnanswered)
+}
+
+// TestAnswerToJoinIsLost: the connection breaks after the node was admitted, more than once. It asks again, through a leader or another, and is a member once.
+func TestAnswerToJoinIsLost(t *testing.T) {
+	nodes := cluster(t, 3)
+	for i, via := range nodes {
+		x, left := start(t, fmt.Sprint("x", i)), 3
+		x.via.use(&cut{Caller: x.net, left: &left, admits: func() {
+			if m, ok := leaderOf(t, nodes).Current().Member(x.self.ID); !ok || m.Inc != x.self.Inc || m.Gone {
+				t.Errorf("it was not admitted: %+v", m)
+			}
+		}})
+		if err := x.Join(patient(t), via.self.Addr); err != nil || left > 0 {
+			t.Errorf("%v; %d answers were not lost", err, left)
+		}
+		if v := x.Current(); len(v.Members) != len(nodes)+i+1 {
+			t.Errorf("members %+v", v.Members)
+		}
+	}
+}
+
+// TestEvictedBehindALostAnswer: by the time that the node asks again it was put out. It hears so, and a new incarnation may join.
+func TestEvictedBehindALostAnswer(t *testing.T) {
+	nodes := cluster(t, 3)
+	lead := leaderOf(t, nodes)
+	x, left := start(t, "x"), 1
+	t.Cleanup(x.streams.shutDoor())
+	x.via.use(&cut{Caller: x.net, left: &left, admits: func() {
+		lead.sees(t, "a node that is silent", isOut(x.self.ID))
+	}})
+	if err := x.Join(patient(t), lead.self.Addr); !errs.Is(err, errs.Evicted) {
+		t.Errorf("%v, want that it was evicted", err)
 	}
 }
 

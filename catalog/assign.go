@@ -8,8 +8,7 @@ import (
 
 // assign brings the backups of all rows to where they should be. Each row gets as many as its areas want copies besides the home, as far
 // as there are members that stay. They follow the members' memory, as far as they can: no member keeps two copies of a slot. Few change: a backup in sync
-// stays, unless it leaves the cluster or keeps too many copies. Then its copy is dropped when another backup is in sync; where there are three copies already,
-// there is no place for a fourth, so it is dropped before. If all members leave, nothing changes.
+// stays, unless it leaves the cluster or keeps too many copies. Then its copy is dropped when another backup is in sync. If all members leave, nothing changes.
 //
 // A slot that is being handed over keeps its backups, except those that leave and are not in sync. A slot is left alone if its home has died, was emptied, or
 // has just taken over. Without room nobody becomes a backup, also not a home that begins to hand its slot over.
@@ -148,11 +147,9 @@ func (p *pool) sort(r pooled) (synced, leaving, filling []dsm.Backup) {
 			filling = append(filling, b)
 		}
 	}
-	unreached := func(b dsm.Backup) bool { return !p.v.Reaches(r.Primary, b.Node) }
-	if len(filling) == dsm.MostBackups && unreached(filling[0]) && !unreached(filling[1]) {
-		slices.Reverse(filling)
-	}
-	return synced, leaving, filling
+	reached := func(b dsm.Backup) bool { return p.v.Reaches(r.Primary, b.Node) }
+	unreached := slices.DeleteFunc(slices.Clone(filling), reached)
+	return synced, leaving, append(slices.DeleteFunc(filling, func(b dsm.Backup) bool { return !reached(b) }), unreached...)
 }
 
 // trim drops the backups of a row that it needs no more.
@@ -174,8 +171,8 @@ func (p *pool) trim(r pooled) {
 	}
 	if r.wants == 0 {
 		filling = nil
-	} else if len(synced) < r.wants {
-		filling = filling[:min(len(filling), r.wants-len(synced))]
+	} else {
+		filling = filling[:min(len(filling), max(r.wants-len(synced), 1))] // one in place of another
 	}
 	r.set(synced, leaving, filling)
 }
@@ -201,7 +198,7 @@ func (p *pool) fill(r pooled) {
 	}
 	for len(synced)+len(filling) < r.wants {
 		if len(synced)+len(leaving)+len(filling) == dsm.MostBackups {
-			if len(leaving) == 0 || len(synced)+len(leaving) == 1 {
+			if len(leaving) == 0 || len(synced)+len(leaving) <= r.wants {
 				return // until what is being filled is in sync
 			}
 			leaving = leaving[:len(leaving)-1]
@@ -283,10 +280,8 @@ func (p *pool) replace(r pooled, is, to dsm.NodeID) {
 	synced := p.complete(r)
 	p.have[is]--
 	p.have[to]++
-	if len(synced) == dsm.MostBackups {
-		synced = slices.DeleteFunc(synced, func(b dsm.Backup) bool { return b.Node == is })
-	}
-	r.set(synced, []dsm.Backup{{Node: to, Since: p.v.Epoch}})
+	i := slices.IndexFunc(synced, func(b dsm.Backup) bool { return b.Node == is })
+	r.set(slices.Delete(slices.Clone(synced), i, i+1), synced[i:i+1], []dsm.Backup{{Node: to, Since: p.v.Epoch}}) // the last in sync counts no more: see add
 }
 
 // lack returns how many more backups the member should be.

@@ -41,7 +41,7 @@ func move(v *dsm.View, row dsm.SlotHome, copies int, to dsm.NodeID) dsm.SlotHome
 			backups = append(backups, b)
 		}
 	}
-	if stays(v, row.Primary) {
+	if i := row.BackupOf(to); stays(v, row.Primary) || i >= 0 && row.Backups[i].InSync { // or else there would be a copy less
 		backups = append(backups, dsm.Backup{Node: row.Primary, InSync: true, Since: v.Epoch})
 	}
 	slices.SortStableFunc(last, syncedFirst)

@@ -33,7 +33,11 @@ func (m *rowsModel) by(n dsm.NodeID, o op) error {
 	m.Helper()
 	x, _ := m.view.Member(n)
 	m.reqs[n]++
+	before := m.view
 	_, err := m.send(command{Node: n, Inc: x.Inc, Req: m.reqs[n], Low: m.reqs[n], Now: m.now}, o)
+	if report, is := o.(backupsOp); !is || report.InSync {
+		m.keepCopies(before)
+	}
 	m.hear()
 	return err
 }

@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -54,14 +55,18 @@ func (c *Catalog) electSelf(ctx context.Context) error {
 
 // Join makes this node a member of the cluster to which the node at addr belongs, and returns when
 // this replica has caught up. If the leader hears nothing of this node for a lease before that, the error is errs.Evicted: a new catalog may join.
+// An answer that is lost with its connection is asked for again until ctx ends: the node may be a member by then. If nobody was asked it fails at once.
 func (c *Catalog) Join(ctx context.Context, addr string) error {
 	if addr == c.self.Addr {
 		return errs.E(errs.Invalid, "join", "%s is this node's own address: name a node of the cluster", addr)
 	}
 	c.joining.Store(true)
 	defer c.joining.Store(false)
-	reply, err := c.caller.Call(ctx, addr, &wire.Join{Protocol: wire.JoinProtocol, Member: c.self})
+	reply, lost, err := c.askToJoin(ctx, addr)
 	if err != nil {
+		if lost && errs.Is(err, errs.Evicted) {
+			return err // it was admitted, and has given no sign of life since
+		}
 		switch errs.KindOf(err) {
 		case errs.Invalid, errs.Exist, errs.NoSpace, errs.Unsupported:
 			return err
@@ -82,6 +87,18 @@ func (c *Catalog) Join(ctx context.Context, addr string) error {
 		return errs.E(errs.Corrupt, "join", "%s is of cluster %s, the replica of %s", addr, joined.Cluster, v.Cluster)
 	}
 	return nil
+}
+
+// askToJoin asks the node at addr to admit this one, and reports whether an answer was lost. From then on that the node cannot be reached is no answer either. Who
+// is a member already gets the same answer once more.
+func (c *Catalog) askToJoin(ctx context.Context, addr string) (reply any, lost bool, err error) {
+	for try := 0; ; try++ {
+		reply, err = c.caller.Call(ctx, addr, &wire.Join{Protocol: wire.JoinProtocol, Member: c.self})
+		lost = lost || errors.Is(err, errs.ErrUnanswered)
+		if !lost || !errs.Is(err, errs.Unavailable) || !c.pause(ctx, ctx, try) {
+			return reply, lost, err
+		}
+	}
 }
 
 // untilEvicted returns a context that also ends when this node is evicted.

@@ -27,12 +27,13 @@ func (s *sim) assign(v *dsm.View) {
 	gone := deadOf(v)
 	want := min(s.copies-1, len(v.Members)-len(gone)-1)
 	for sl, row := range v.Rows() {
-		if row.Source != 0 || slices.Contains(gone, row.Primary) {
+		if !row.Settled() || slices.Contains(gone, row.Primary) {
 			continue
 		}
 		synced, filling := backups(row)
-		if len(synced) > want {
-			synced = synced[:want]
+		for len(synced) > want {
+			i := (int(sl) + int(v.Epoch)) % len(synced)
+			synced = slices.Delete(synced, i, i+1)
 		}
 		if len(synced) < want {
 			filling = filling[:min(len(filling), want-len(synced))]
@@ -236,8 +237,7 @@ func (n *simNode) MayServe() bool { return !n.fenced.Load() }
 // Promised is what files take that are not in memory.
 func (n *simNode) Promised() int64 { return n.promised }
 
-// replaceBackup has the catalog give some row another backup in place of one in sync. That stays until the other is in sync, if there is place. While somebody
-// is dead this could lose the last one.
+// replaceBackup has the catalog give some row another backup in place of one in sync. That stays until the other is in sync.
 func (s *sim) replaceBackup() {
 	v := s.lastView().Clone()
 	v.Epoch++
@@ -246,10 +246,6 @@ func (s *sim) replaceBackup() {
 	dead := slices.ContainsFunc(s.nodes, func(n *simNode) bool { return n.dead && !n.gone })
 	if dead || s.copies == 1 || !row.Settled() || len(filling) > 0 || len(synced) < s.copies-1 || row.Primary == n.id || row.BackupOf(n.id) >= 0 || isGone(v, row.Primary) || isGone(v, n.id) {
 		return
-	}
-	if len(synced) == dsm.MostBackups {
-		i := s.rng.IntN(len(synced))
-		synced = slices.Delete(synced, i, i+1)
 	}
 	setBackups(row, synced, []dsm.Backup{{Node: n.id, Since: v.Epoch}})
 	s.commit(entry{nil, v})

@@ -70,7 +70,7 @@ func (s *sim) loses(n *simNode) bool {
 		if row.Source == 0 || !isGone(v, row.Primary) {
 			continue
 		}
-		// Where a new home has died, its source says so at some time, and then the first in sync has it. A move leaves two backups only.
+		// Where a new home has died, its source says so at some time, and then the first in sync has it.
 		if len(dead) > 1 || row.Primary != n.id && row.BackupOf(n.id) >= 0 {
 			return true
 		}
@@ -98,8 +98,8 @@ func (s *sim) losesAll(dead []*simNode) bool {
 	return false
 }
 
-// twoUnheard reports whether two nodes are dead of which the catalog has not heard. Then no slot begins to move: two backups are all that a move has
-// place for, and its source is one.
+// twoUnheard reports whether two nodes are dead of which the catalog has not heard, where there are to be two copies: then no slot begins to move. Of three copies
+// a move has place for two backups and its source.
 func (s *sim) twoUnheard() bool {
 	n := 0
 	for _, o := range s.nodes {
@@ -107,7 +107,7 @@ func (s *sim) twoUnheard() bool {
 			n++
 		}
 	}
-	return n > 1
+	return n > 1 && s.copies < 3
 }
 
 // buryOne has the catalog hear of a death. It reports whether there was one to hear of.

@@ -117,7 +117,7 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 		r.withTaker()
 	}
 	draw := rand.New(rand.NewPCG(seed, 4))
-	copies := 1 + draw.IntN(dsm.MostBackups+1)
+	copies := 1 + draw.IntN(dsm.MostReplicas)
 	if c.crashes || c.aways || c.restarts {
 		copies = max(copies, 2)
 	}

@@ -5,7 +5,7 @@ package dsm
 
 const (
 	// MostReplicas is how many copies of an area's bytes there are at most.
-	MostReplicas = MostBackups + 1
+	MostReplicas = 3
 	// DefaultReplicas is how many there are unless the user says otherwise.
 	DefaultReplicas = 2
 )

@@ -23,8 +23,8 @@ type SlotHome struct {
 	Backups [MostBackups]Backup
 }
 
-// MostBackups is how many backups a slot has at most.
-const MostBackups = 2
+// MostBackups is how many backups a slot has at most: as many as areas want, and one that is being filled in place of another.
+const MostBackups = MostReplicas
 
 // Backup is a member that keeps a copy of a slot.
 type Backup struct {

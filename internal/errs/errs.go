@@ -113,6 +113,9 @@ func (e *Error) Error() string {
 	return b.String()
 }
 
+// ErrUnanswered is a cause of Unavailable: the connection ended after a request was sent, or a part of it, so it may have been carried out.
+var ErrUnanswered = errors.New("the connection ended before the answer came")
+
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 

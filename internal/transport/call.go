@@ -3,6 +3,7 @@ package transport
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"sync/atomic"
 	"time"
@@ -15,8 +16,8 @@ import (
 
 // Call asks the node at addr (host:port, or a NodeAddr if only that node may answer) and waits for
 // its reply. An error of the other node has its kind, text and node. Without an answer the kind is
-// Unavailable, and it is unknown whether the request was carried out. If ctx ends first, the other
-// node is told so, and the kind is Timeout or Interrupted.
+// Unavailable; the request may have been carried out if the error is errs.ErrUnanswered, and has not been if it is
+// not. If ctx ends first, the other node is told so, and the kind is Timeout or Interrupted.
 //
 // Requests to one address share a connection. They may overtake each other.
 func (t *Transport) Call(ctx context.Context, addr string, req any) (any, error) {
@@ -209,7 +210,7 @@ func (c *caller) read(conn net.Conn) error {
 			if errs.Is(err, errs.Corrupt) {
 				c.t.counts.bad.Add(1)
 			}
-			return &errs.Error{Op: "call", Node: c.node, Kind: errs.Unavailable, Err: err}
+			return c.unanswered(err)
 		}
 		f.Release()
 		res := result{reply: f.Msg}
@@ -290,9 +291,17 @@ func (c *caller) ask(ctx context.Context, req any, a asker) (id uint64, err erro
 			<-c.gone
 			return 0, err, true
 		}
+		if errs.Is(err, errs.Unavailable) {
+			err = c.unanswered(err)
+		}
 		return 0, err, false
 	}
 	return id, nil, false
+}
+
+// unanswered is the error of a request whose connection ended for that reason.
+func (c *caller) unanswered(why error) error {
+	return &errs.Error{Op: "call", Node: c.node, Kind: errs.Unavailable, Err: fmt.Errorf("%w: %w", errs.ErrUnanswered, why)}
 }
 
 // forget drops the answer to a request.

@@ -98,7 +98,7 @@ func TestCallErrors(t *testing.T) {
 	} {
 		_, err := a.Call(t.Context(), c.addr, &wire.PushAck{ID: c.id})
 		var e *errs.Error
-		if !errs.Is(err, c.kind) || !errors.As(err, &e) || e.Node != c.node || !strings.Contains(err.Error(), c.text) {
+		if errors.Is(err, errs.ErrUnanswered) || !errs.Is(err, c.kind) || !errors.As(err, &e) || e.Node != c.node || !strings.Contains(err.Error(), c.text) {
 			t.Errorf("%s: %v (kind %v), want kind %v of node %v with %q", c.name, err, errs.KindOf(err), c.kind, c.node, c.text)
 		}
 	}
@@ -137,7 +137,7 @@ func TestCallCancel(t *testing.T) {
 		}()
 		next(t, "request", began)
 		c.end(cancel)
-		if err := next(t, "result", result); !errs.Is(err, c.kind) {
+		if err := next(t, "result", result); !errs.Is(err, c.kind) || errors.Is(err, errs.ErrUnanswered) != (c.kind == errs.Unavailable) {
 			t.Errorf("%s: %v, want kind %v", c.name, err, c.kind)
 		}
 		if err := next(t, "end of the handler", ended); err != context.Canceled {
