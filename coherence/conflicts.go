@@ -3,38 +3,32 @@ package coherence
 import (
 	"bytes"
 	"slices"
-	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/wire"
+	"github.com/dsmfs/dsmfs/pages"
 )
 
-// Conflict is a run of elements to which both sides have stored while this node, or the home, was cut off. See returning.go.
-type Conflict struct {
-	Number uint64 // counts those of the area on this node, from 1
-	Time   time.Time
-	Off    int64
-	Kept   []byte // the values that were given up
-	Taken  []byte // those that stay, if they are short
-}
-
-// conflicts are those of an area that nobody has cleared.
+// conflicts are those of an area that nobody has cleared: runs of elements to which both sides have stored while this node, or the home, was cut off. See returning.go.
+// On a node that is held each is in the Keep before the value that it keeps goes from the working copy, so the next daemon has one or the other.
 type conflicts struct {
-	list   []Conflict
+	list   []pages.Conflict
 	last   uint64 // number of the last one
 	joins  bool   // the last one may go on
 	bytes  int64  // of list
 	lost   int64  // bytes that there was no room for
 	untold int64  // bytes that the log has not told of
+	before int    // how many in list are from the daemon before
 }
 
 const (
-	// mostTaken is how many bytes of Conflict.Taken are kept. The file has them, until somebody changes it.
+	// mostTaken is how many bytes of those that stay are kept. The file has them, until somebody changes it.
 	mostTaken = 32
 	// conflictPart is the part of the node's memory that conflicts may take: 64th, within these bounds.
 	conflictPart                        = 64
 	leastConflicts, mostConflicts       = 1 << 20, 16 << 20
-	conflictCost                  int64 = 128 // of a Conflict besides its bytes
+	conflictCost                  int64 = 128 // of a conflict besides its bytes
 	// conflictPage is how many bytes a node tells of at once.
 	conflictPage = 256 << 10
 )
@@ -51,29 +45,85 @@ func (n *Node) conflictRoom() int64 {
 func (a *Area) keepLocked(off int64, given, stay []byte) {
 	c := &a.absentLocked().conflicts
 	n := int64(len(given))
+	if c.keptBefore(off, given) {
+		return
+	}
 	if a.node.conflictBytes.Add(n+conflictCost) > a.node.conflictRoom() {
 		a.node.conflictBytes.Add(-n - conflictCost)
 		c.lost, c.joins = c.lost+n, false
+		a.node.cfg.Store.LoseConflicts(a.id, c.lost)
 		return
 	}
 	c.untold += n
+	if n > mostTaken {
+		stay = nil
+	}
+	x := pages.Conflict{Area: a.id, Number: c.last, Time: a.now(), Off: off, Kept: given, Taken: stay}
 	if k := len(c.list) - 1; c.joins && c.list[k].Off+int64(len(c.list[k].Kept)) == off {
 		a.node.conflictBytes.Add(-conflictCost)
-		c.bytes += n
-		x := &c.list[k]
-		if x.Kept = append(x.Kept, given...); len(x.Kept) <= mostTaken {
-			x.Taken = append(x.Taken, stay...)
-		} else {
-			x.Taken = nil
+	} else {
+		c.last++
+		x.Number = c.last
+	}
+	a.node.cfg.Store.KeepConflict(&x)
+	c.add(x)
+	c.joins = true
+}
+
+// add adds a conflict, or to the last one what has the same number. It returns how many bytes more there are.
+func (c *conflicts) add(x pages.Conflict) (n int64) {
+	n = int64(len(x.Kept))
+	k := len(c.list) - 1
+	if k < 0 || c.list[k].Number != x.Number {
+		x.Kept, x.Taken = bytes.Clone(x.Kept), bytes.Clone(x.Taken)
+		c.list, n = append(c.list, x), n+conflictCost
+	} else if last := &c.list[k]; len(last.Kept)+len(x.Kept) <= mostTaken {
+		last.Kept, last.Taken = append(last.Kept, x.Kept...), append(last.Taken, x.Taken...)
+	} else {
+		last.Kept, last.Taken = append(last.Kept, x.Kept...), nil
+	}
+	c.bytes += n
+	return n
+}
+
+// keptBefore reports whether the daemon before has kept a value. If it was killed just then, the store is still there, and is given up again. That can be so of one page.
+func (c *conflicts) keptBefore(off int64, given []byte) bool {
+	for i := c.before - 1; i >= 0; i-- {
+		x := c.list[i]
+		end := x.Off + int64(len(x.Kept))
+		if (end-1)/dsm.PageSize != off/dsm.PageSize {
+			break
 		}
-		return
+		if x.Off <= off && off+int64(len(given)) <= end && bytes.Equal(x.Kept[off-x.Off:][:len(given)], given) {
+			return true
+		}
 	}
-	c.last++
-	x := Conflict{Number: c.last, Time: a.now(), Off: off, Kept: bytes.Clone(given)}
-	if n <= mostTaken {
-		x.Taken = bytes.Clone(stay)
+	return false
+}
+
+// resumeConflicts takes over what earlier daemons have kept.
+func (n *Node) resumeConflicts() error {
+	all, last := n.cfg.Store.Conflicts()
+	n.lastConflict.Store(last)
+	for id, left := range all {
+		a, err := n.area(id)
+		if errs.Is(err, errs.NotExist) { // it was removed
+			n.cfg.Store.DropConflicts(id, 0)
+			n.cfg.Store.LoseConflicts(id, 0)
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		a.step(func() {
+			c := &a.absentLocked().conflicts
+			for _, x := range left.List {
+				n.conflictBytes.Add(c.add(x))
+			}
+			c.before, c.lost = len(c.list), left.Lost
+		})
 	}
-	c.list, c.joins, c.bytes = append(c.list, x), true, c.bytes+n+conflictCost
+	return nil
 }
 
 // tellOfConflictsLocked tells the log why values were given up.
@@ -137,7 +187,7 @@ func (a *Area) clearConflictsLocked(upTo uint64) {
 	}
 	c := &a.mu.absence.conflicts
 	var gone int64
-	c.list = slices.DeleteFunc(c.list, func(x Conflict) bool {
+	c.list = slices.DeleteFunc(c.list, func(x pages.Conflict) bool {
 		drop := upTo == 0 || x.Number <= upTo
 		if drop {
 			gone += int64(len(x.Kept)) + conflictCost
@@ -147,14 +197,19 @@ func (a *Area) clearConflictsLocked(upTo uint64) {
 	if c.bytes -= gone; len(c.list) == 0 {
 		c.lost = 0
 	}
-	c.joins = false
+	c.joins, c.before = false, 0
 	a.node.conflictBytes.Add(-gone)
+	a.node.cfg.Store.DropConflicts(a.id, upTo)
+	a.node.cfg.Store.LoseConflicts(a.id, c.lost)
 }
 
 // conflictBytesLocked returns the memory that conflicts take.
 func (a *Area) conflictBytesLocked() int64 {
 	if a.mu.absence == nil {
 		return 0
+	}
+	if a.node.cfg.Store != nil { // which has them, too
+		return 2 * a.mu.absence.bytes
 	}
 	return a.mu.absence.bytes
 }

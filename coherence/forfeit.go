@@ -59,10 +59,10 @@ func (a *Area) forfeitLocked() {
 		a.changedLocked(e, pages, nil)
 		for _, i := range slices.Sorted(maps.Keys(x.stash)) {
 			for _, s := range x.stash[i] {
+				a.keepLocked(s.off, s.data, nil)
 				if s.way != writtenPast {
 					a.mu.cached.NotTaken(s.off, s.data)
 				}
-				a.keepLocked(s.off, s.data, nil)
 			}
 		}
 		x.stash = nil
@@ -80,12 +80,12 @@ func (a *Area) forfeitPageLocked(e dsm.ExtentIndex, x *replicaExtent, i int) {
 		x.accounted(base[:], i, a.mu.mem.Base(p))
 	}
 	own = base
+	a.mu.cached.BeforeMerge(p)
+	defer a.mergesLocked(e, x, i, true)()
 	for _, run := range a.mu.kernel.Differing(p, base[:], mine[:]) {
 		from, to := run.Off, run.Off+run.Len
 		a.keepLocked(int64(p)*dsm.PageSize+from, mine[from:to], base[from:to])
 		copy(own[from:to], mine[from:to])
 	}
-	a.mu.cached.BeforeMerge(p)
-	defer a.mergesLocked(e, x, i, true)()
 	a.mergeLocked(a.mu.kernel, x, i, own[:], base[:], a.mu.mem.Base(p))
 }

@@ -24,6 +24,9 @@ func (n *Node) heldMemory(id dsm.AreaID, size int64, demand bool) (*pages.Area, 
 // Resume takes over the areas of the daemon that was killed. The catalog must be up to date, and no area open. alone says that the node is still the home of all that
 // it was the home of.
 func (n *Node) Resume(ctx context.Context, alone bool) error {
+	if err := n.resumeConflicts(); err != nil {
+		return err
+	}
 	if !alone {
 		return n.resumeAmong(ctx)
 	}

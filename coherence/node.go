@@ -111,7 +111,8 @@ type Node struct {
 
 	shortAreas atomic.Int64 // how many areas are short
 
-	conflictBytes atomic.Int64 // that conflicts of all areas take
+	conflictBytes atomic.Int64  // that conflicts of all areas take
+	lastConflict  atomic.Uint64 // the largest number that one of an earlier daemon had
 }
 
 // New returns a data plane with no areas. It starts no goroutine.

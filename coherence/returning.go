@@ -125,7 +125,7 @@ func (a *Area) compareLocked(wins bool, which func(e dsm.ExtentIndex) bool) {
 // absentLocked returns the absence of the area, made if there is none.
 func (a *Area) absentLocked() *absence {
 	if a.mu.absence == nil {
-		a.mu.absence = &absence{returning: make(map[dsm.ExtentIndex]comparison)}
+		a.mu.absence = &absence{returning: make(map[dsm.ExtentIndex]comparison), conflicts: conflicts{last: a.node.lastConflict.Load()}}
 	}
 	return a.mu.absence
 }

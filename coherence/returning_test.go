@@ -17,13 +17,18 @@ type parting struct {
 	home, n, other *simNode
 }
 
-func newParting(t *testing.T, ino dsm.Inode) *parting {
+func newParting(t *testing.T, ino dsm.Inode, held bool) *parting {
 	ino.Size = dsm.ExtentSize
 	s := newHomed(t, 3, ino)
 	p := &parting{s, s.nodes[0], s.nodes[1], s.nodes[2]}
 	for _, n := range s.nodes {
+		if held && n == p.n {
+			n.hold()
+		}
 		n.find()
-		n.openReader()
+		if n.held == nil { // the next daemon opens for writing
+			n.openReader()
+		}
 		s.calm()
 		n.openWriter()
 		s.calm()
@@ -111,7 +116,7 @@ func (p *parting) wants(text string, conflicts ...string) {
 
 // parted runs a test of one.
 func parted(t *testing.T, ino dsm.Inode, f func(p *parting)) {
-	synctest.Test(t, func(t *testing.T) { f(newParting(t, ino)) })
+	synctest.Test(t, func(t *testing.T) { f(newParting(t, ino, false)) })
 }
 
 // TestConflictIsKept: what both sides have changed stays as the majority has it.

@@ -1,6 +1,7 @@
 package coherence
 
 import (
+	"fmt"
 	"slices"
 	"sync/atomic"
 
@@ -66,6 +67,39 @@ func (r *simRun) restartOn() {
 	if v := r.lastView().Clone(); r.goesBack(v, n) {
 		r.restart(n)
 	}
+}
+
+// madeConflicts is where those begin that nothing but conflictOn finds.
+const madeConflicts = 1 << 40
+
+// conflictOn has a node find a conflict at times in a run in which daemons are killed, or has some be cleared.
+func (r *simRun) conflictOn() {
+	if !r.kind.restarts || r.rng.IntN(20) > 0 {
+		return
+	}
+	n := r.aNode()
+	if n.area == nil {
+		return
+	}
+	if r.rng.IntN(4) == 0 {
+		n.node.ClearConflicts(simArea, r.rng.Uint64N(8))
+		return
+	}
+	given := make([]byte, 1+r.rng.IntN(2*dsm.PageSize))
+	for i := range given {
+		given[i] = byte(r.rng.Uint32())
+	}
+	off := madeConflicts + r.rng.Int64N(1<<20)
+	n.area.step(func() { n.area.keepLocked(off, given, given) })
+}
+
+// conflictsOf returns the conflicts that a node keeps, and the bytes that are lost.
+func conflictsOf(n *simNode) (list []string) {
+	found := n.node.ListConflicts(&wire.ListConflicts{Area: simArea})
+	for _, x := range found.List {
+		list = append(list, fmt.Sprintf("%d: %d, %x at %d, not %x", x.Number, x.Time.UnixNano(), x.Taken, x.Off, x.Kept))
+	}
+	return append(list, fmt.Sprint(found.Lost, found.More))
 }
 
 // endLeftOn has what nobody ends any more of rounds be taken back at times.
@@ -172,6 +206,7 @@ func (r *simRun) restart(n *simNode) {
 	}
 	r.memberIsGone(n)
 	r.restarts++
+	conflicts := conflictsOf(n)
 	reader, writer := n.reader, n.writer
 	n.node.isKilled()
 	r.storeMeanwhile(n)
@@ -238,6 +273,9 @@ func (r *simRun) restart(n *simNode) {
 		n.area = a
 	}
 	n.find()
+	if now := conflictsOf(n); !slices.Equal(now, conflicts) {
+		r.t.Fatalf("node %d: the next daemon has conflicts %v, want %v", n.i, now, conflicts)
+	}
 	if reader {
 		open(false)
 	}

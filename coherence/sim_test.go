@@ -152,6 +152,7 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 		r.crashOn()
 		r.awayOn()
 		r.scrubOn()
+		r.conflictOn()
 		r.restartOn()
 		r.endLeftOn()
 		r.rest()

@@ -2,6 +2,7 @@ package integration
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -75,8 +76,12 @@ func TestStoresUnderALockThatIsLost(t *testing.T) {
 				got = strings.Replace(got, line, "", 1)
 			}
 			if x.killed { // this time another daemon follows at once
+				before := kept(all[1], "d/x")
 				killedAlone(t, c.Node(3), all[2])()
 				a.do("EIO", x.lock)
+				if !harness.Eventually(limit, func() bool { return slices.Equal(kept(all[1], "d/x"), before) }) {
+					t.Errorf("the next daemon keeps conflicts %q, want %q", kept(all[1], "d/x"), before)
+				}
 			}
 			a.do("ok", "close()")
 			b.do("ok", "close()")

@@ -31,6 +31,7 @@ import (
 //	refreshing, refreshed  what is in the working copy goes to the memory of a draft; to its base: see Refresh
 //	sent     pieces of what was sent, and not answered: see KeepSent
 //	sets     which sets of what was sent have the page that is being changed; and how that is when a merge is done with which the next daemon goes on
+//	conflicts  values that were given up: see KeepConflict. They are of no area
 //
 // A frame has its bytes before it gets its tag, and loses the tag before it has others. The exceptions are changes that may be done twice.
 type frameKind uint64
@@ -61,7 +62,11 @@ const (
 	frameToWorking
 	frameRefreshing
 	frameRefreshed
+	frameConflicts
 )
+
+// ofNoArea is in the tags of frames that are no area's.
+const ofNoArea dsm.AreaID = 0
 
 func slabOffset(at int) int64 { return hold.FramesAt + int64(at)*slabBytes }
 
@@ -144,7 +149,7 @@ func (s *Keep) freeSlab(x *slab) {
 
 func (s *Keep) tag(x *slab, i uint8) hold.Tag { return s.mem.Tag(x.at*slabFrames + int(i)) }
 
-// restoreSlabs finds the slabs of the areas that have records, and frees the others.
+// restoreSlabs finds the slabs of the areas that have records, and of none, and frees the others.
 func (s *Keep) restoreSlabs(ids map[dsm.AreaID]bool) error {
 	s.left = make(map[dsm.AreaID][]int)
 	in := make(map[int]bool)
@@ -152,7 +157,7 @@ func (s *Keep) restoreSlabs(ids map[dsm.AreaID]bool) error {
 	for at := range int(used) {
 		for i := range slabFrames {
 			t := s.mem.Tag(at*slabFrames + i)
-			if id := dsm.AreaID(t.ID.Load()); t.Kind.Load() == 0 || !ids[id] {
+			if id := dsm.AreaID(t.ID.Load()); t.Kind.Load() == 0 || id != ofNoArea && !ids[id] {
 				t.Kind.Store(0)
 			} else if !in[at] {
 				in[at] = true

@@ -37,7 +37,8 @@ type Keep struct {
 	lingers int                  // slabs: see Linger
 	left    map[dsm.AreaID][]int // the slabs of areas that were not taken yet
 	// drafts are the records of drafts of such areas.
-	drafts map[dsm.AreaID][]int
+	drafts    map[dsm.AreaID][]int
+	conflicts conflicts
 }
 
 const (
@@ -92,7 +93,8 @@ func NewKeep(m *hold.Memory, files hold.Descriptors) (*Keep, error) {
 	s.mu.slabs = numbers{most: hold.MaxFrames / slabFrames, held: note(hold.SlabsUsed)}
 	s.small = newArena()
 	s.small.back, s.small.grab, s.small.drop = remove, s.grabBlock, s.dropBlock
-	return s, s.restore()
+	s.conflicts.init(s)
+	return s, errors.Join(s.restore(), s.conflicts.restore())
 }
 
 // restore finds out what is in use, and frees the rest. Nobody else has the keep yet, so it takes no lock: arenas take theirs before it.

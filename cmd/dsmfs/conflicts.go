@@ -14,7 +14,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
-// The node that finds conflicts keeps them in its memory; nobody else does. They are listed by asking every member each time, and so need no state that
+// The node that finds conflicts keeps them in its memory, and for the daemon that follows; nobody else does. They are listed by asking every member each time, and so need no state that
 // could be wrong after a death: with a node its conflicts are gone. A node that has not answered in listLimit is named, and so is a member that is marked
 // as gone, which may be cut off and come back. First every node is asked for a page, all at once; then, one node after the other, for the rest.
 

@@ -6,7 +6,7 @@
 //	journals    the catalog's log, and what is open: records that are appended, and now and then written anew
 //	areas       where the copies of each area are
 //	tags        what the frames have
-//	frames      single pages of an area that are in neither copy
+//	frames      single pages of an area that are in neither copy, and values that were given up
 //	pages       the copies themselves
 //
 // The file is sparse, and the parts are far apart in it. A process that is killed stops between two instructions, and the machine

@@ -71,6 +71,7 @@ const (
 	Told      // 1: the holder was told to end, and no daemon has heard of that; 2: the last one has
 	Listening // the number under which the holder has the socket that programs attach at; 0: there is none
 	NotedInc  // the incarnation whose commands are noted: see Note
+	Conflicts // the largest number that a conflict ever had
 )
 
 // Text is a string in the head.

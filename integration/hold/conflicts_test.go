@@ -1,0 +1,86 @@
+package hold_test
+
+import (
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/dsmfs/dsmfs/integration/harness"
+)
+
+// TestConflictsOutliveTheirDaemon: a node was cut off while both sides stored to a file, and keeps what it had stored as conflicts. Then its daemon is killed, twice. The conflicts are there
+// until they are cleared, and not again after that.
+func TestConflictsOutliveTheirDaemon(t *testing.T) {
+	if skip, _ := harness.Prepare(); skip != "" {
+		t.Skip(skip)
+	}
+	c := harness.New(t, harness.Options{Nodes: 3, Network: harness.Namespaces, Memory: "256M", Flags: []string{"--hold", "--lease", "1s", "--fault-timeout", "2s"}})
+	nodes := c.Nodes()
+	n := nodes[2]
+	control := func(n *harness.Node, name string) string {
+		return n.Run(limit, "cat", filepath.Join(n.Mount, ".dsm", name)).Stdout
+	}
+	conflicts := func(n *harness.Node) string { return control(n, "areas/d/f/conflicts") }
+	there := nodes[0].Client()
+	there.Must("mkdir %s", there.Path("d"))
+	there.SetXattr("d", "user.dsm.placement", nodes[0].Name)
+	f := there.Open("d/f", "rw,creat")
+	f.Write(0, []byte("aaaabbbb"))
+	f.Sync()
+	here := n.Client().Open("d/f", "rw")
+	if got := here.Read(0, 8); string(got) != "aaaabbbb" {
+		t.Fatalf("the node reads %q", got)
+	}
+	covered(t, nodes[0])
+	c.Partition([]*harness.Node{n}, nodes[:2])
+	here.Write(0, []byte("mino"))
+	f.Write(0, []byte("MAJO"))
+	member := func() bool {
+		for line := range strings.Lines(control(nodes[0], "members")) {
+			if strings.Contains(line, n.Name) && !strings.Contains(line, "gone") {
+				return true
+			}
+		}
+		return false
+	}
+	if !harness.Eventually(limit, func() bool { return !member() }) {
+		t.Fatalf("the node is not evicted:\n%s", control(nodes[0], "members"))
+	}
+	f.Sync()
+	c.Heal()
+	const want = " offset=0 length=4 kept=6d696e6f taken=4d414a4f\n"
+	var found string
+	if !harness.Eventually(limit, func() bool {
+		found = conflicts(nodes[0])
+		return strings.HasSuffix(found, want)
+	}) {
+		t.Fatalf("conflicts %q, want one that ends with %q", found, want)
+	}
+	last := 0
+	for range 2 {
+		covered(t, nodes[0])
+		last = killDaemon(t, n, last, 0, syscall.SIGKILL)
+		for _, o := range []*harness.Node{n, nodes[0]} {
+			if !harness.Eventually(limit, func() bool { return conflicts(o) == found }) {
+				t.Errorf("%s shows conflicts %q, want %q", o.Name, conflicts(o), found)
+			}
+		}
+		if got := here.Read(0, 8); string(got) != "MAJObbbb" {
+			t.Errorf("the node reads %q", got)
+		}
+	}
+	if err := there.SetControl("areas/d/f/conflicts", "clear"); err != nil {
+		t.Fatal(err)
+	}
+	covered(t, nodes[0])
+	killDaemon(t, n, last, 0, syscall.SIGKILL)
+	here.Write(4, []byte("more"))
+	here.Sync()
+	if got := conflicts(n); got != "" {
+		t.Errorf("cleared, and there again: %q", got)
+	}
+	if got := f.Read(0, 8); string(got) != "MAJOmore" {
+		t.Errorf("another node reads %q", got)
+	}
+}
