@@ -1,7 +1,6 @@
 package coherence
 
 import (
-	"bytes"
 	"maps"
 	"slices"
 	"time"
@@ -375,86 +374,6 @@ func pageReader(payload [][]byte) func() []byte {
 		payload[0] = payload[0][dsm.PageSize:]
 		return p
 	}
-}
-
-// installLocked puts the first bytes of a page in place. No program has seen the page yet.
-func (a *Area) installLocked(e dsm.ExtentIndex, i int, n []byte, zero bool) {
-	p := page(e, i)
-	if zero { // the working copy is zero, but the base may be what this node had as the home
-		a.mu.mem.ZeroBase(p)
-		return
-	}
-	done := func() {}
-	if a.mu.mem.HasNewest() { // the area has grown since: one copy without the other would look like a store
-		done = a.mergesLocked(e, a.extentLocked(e), i, true)
-	}
-	copy(a.mu.mem.Working(p), n)
-	a.mu.mem.SetBase(p, n)
-	done()
-}
-
-// mergePageLocked brings a newer value of a page, n, from its home into the working copy. This is the three-way
-// merge of the base copy, the working copy and n; with a publication under way, of the bytes that the publication
-// accounts for in place of the base. If delta is not nil, it stands for n: the home's last value with delta applied, which is version v.
-func (a *Area) mergePageLocked(e dsm.ExtentIndex, i int, x *replicaExtent, n []byte, delta *merge.Delta, v dsm.Version, contains contained) {
-	p := page(e, i)
-	mem := a.mu.mem
-	a.mu.cached.BeforeMerge(p)
-	clean := !x.unmerged(i) && !x.dirty.Has(i) && !a.sharedLocked() // then the working copy is the same as the base
-	if clean && delta == nil && !mem.Homed(e) && !a.bareLocked(p) {
-		a.replaceLocked(e, x, i, n)
-		return
-	}
-	defer a.mergesLocked(e, x, i, true)()
-	if delta != nil {
-		h := a.mu.home.extents[e]
-		own := a.isSelf(a.rowLocked(e).Primary) && h != nil && h.version == v // else the push has waited, and the home has gone on
-		if clean {
-			a.mu.kernel.Overlay(delta, i, mem.Working(p))
-			switch {
-			case own:
-				mem.FollowHome(p)
-			case mem.Homed(e): // its home was this node until just now
-				mem.SetBase(p, mem.Working(p))
-			case !a.bareLocked(p):
-				a.mu.kernel.Overlay(delta, i, mem.OwnBase(p))
-			}
-			return
-		}
-		if own {
-			n = mem.Home(p)
-		} else {
-			n = bytes.Clone(mem.Base(p))
-			for pub := range x.publications() {
-				if pub.seq <= contains.of(pub) && pub.pages.Has(i) { // the home had merged it before, and its ack was dropped
-					pub.overlay(n, i)
-				}
-			}
-			a.mu.kernel.Overlay(delta, i, n)
-		}
-	}
-	if x.unmerged(i) {
-		var mine, incoming [dsm.PageSize]byte
-		x.accounted(mine[:], i, mem.Base(p))
-		copy(incoming[:], n)
-		for pub := range x.publications() {
-			if pub.seq <= contains.of(pub) {
-				pub.pages.Remove(i) // n contains it: nothing is left to do at the ack
-			} else if pub.pages.Has(i) {
-				pub.overlay(incoming[:], i)
-			}
-			delete(pub.snap, i) // from here on the publication accounts for the new base with its overlay
-		}
-		a.mergeLocked(a.mu.kernel, x, i, a.conflictsLocked(e, i, mine[:], incoming[:]), incoming[:], n)
-	} else if clean {
-		copy(mem.Working(p), n)
-		if a.bareLocked(p) && !mem.Homed(e) {
-			return
-		}
-	} else {
-		a.mergeLocked(a.mu.kernel, x, i, a.conflictsLocked(e, i, mem.Base(p), n), n, n)
-	}
-	mem.SetBase(p, n)
 }
 
 // replicaViewChangedLocked follows a new view. It subscribes to the slots that moved at their new homes, and repeats there what the old
