@@ -20,12 +20,18 @@ type hops struct {
 	home  int    // the node that is the home; the writer is on the first, the reader on the second
 	how   string // the reader spins, waits for a version in the header page, or reads the file
 	bound float64
+	size  int  // of the area; 0: a page
+	local bool // the reader is on the first node, too
 }
 
 func attachLatencyRow(o options) ([]line, error) {
 	rounds := o.pick(3000, 300)
 	var lines []line
-	for _, h := range []hops{{1, "spin", 2.8}, {2, "spin", 2.8}, {3, "spin", 3}, {1, "wait", 1.8}, {2, "wait", 1.8}, {3, "wait", 1.8}, {1, "read", 3}, {2, "read", 3}} {
+	for _, h := range []hops{
+		{home: 1, how: "spin", bound: 2.8}, {home: 2, how: "spin", bound: 2.8}, {home: 3, how: "spin", bound: 3},
+		{home: 1, how: "wait", bound: 1.8}, {home: 2, how: "wait", bound: 1.8}, {home: 3, how: "wait", bound: 1.8},
+		{home: 1, how: "read", bound: 3}, {home: 2, how: "read", bound: 3},
+	} {
 		reader := map[string]string{"spin": "spins", "wait": "sleeps", "read": "calls read(2)"}[h.how]
 		l := line{
 			Name: fmt.Sprintf("4 KiB of an attached program, home at node %d, until a reader of node 2 sees it that %s", h.home, reader),
@@ -50,16 +56,19 @@ func hopsRow(l line, h hops, nodes int, settings string, rounds int, o options) 
 		})
 }
 
-// publishHops measures publishes of a page of an area, with settings instead of the home if there are any. file is the prefix of what the programs use
+// publishHops measures publishes of all of an area, with settings instead of the home if there are any. file is the prefix of what the programs use
 // besides, and of the area's name.
 func publishHops(c *harness.Cluster, h hops, file, settings string, rounds int) (float64, error) {
 	writer, reader := c.Node(1), c.Node(2)
+	if h.local {
+		reader = writer
+	}
 	path := "/" + filepath.Base(file) + h.how
 	if settings == "" {
 		settings = "placement " + c.Node(h.home).Name + "\n"
 	}
 	text := path + "\n" + settings + "interval 0\n"
-	if _, err := harness.CreateAt(writer.AttachSocket(), text, page, 0o644, true); err != nil {
+	if _, err := harness.CreateAt(writer.AttachSocket(), text, max(int64(h.size), page), 0o644, true); err != nil {
 		return 0, err
 	}
 	args := []any{"attached-reader", reader.AttachSocket(), path, file, rounds, h.how}

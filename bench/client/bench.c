@@ -74,6 +74,7 @@ static const struct {
 	void (*run)(char **a);
 } verbs[] = {
 	{"tcp-server", 1, tcp_server}, {"tcp-client", 3, tcp_client},
+	{"tcp-sink", 2, tcp_sink}, {"tcp-source", 4, tcp_source}, {"copy-twice", 2, copy_twice},
 	{"write-fsync", 2, write_fsync}, {"store-msync", 2, store_msync},
 	{"latency-writer", 4, latency_writer}, {"latency-reader", 3, latency_reader},
 	{"bulk-writer", 3, bulk_writer}, {"bulk-reader", 3, bulk_reader},

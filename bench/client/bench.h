@@ -41,6 +41,9 @@ int tcp_dial(const char *host, const char *port);
 
 void tcp_server(char **a);
 void tcp_client(char **a);
+void tcp_sink(char **a);
+void tcp_source(char **a);
+void copy_twice(char **a);
 void write_fsync(char **a);
 void store_msync(char **a);
 void latency_writer(char **a);

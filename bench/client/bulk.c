@@ -5,6 +5,7 @@
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
@@ -132,4 +133,23 @@ void hold_file(char **a)
 	puts("ready");
 	fflush(stdout);
 	until_input_ends();
+}
+
+/* copy-twice BYTES N: the median time of N to fill so many bytes, and to copy them to a second place and from there to a third. */
+void copy_twice(char **a)
+{
+	size_t size = (size_t)atoll(a[0]), n = (size_t)atol(a[1]), warm = n / 10;
+	char *from = malloc(size), *via = malloc(size), *to = malloc(size);
+	int64_t *t = calloc(n, sizeof *t);
+	for (size_t i = 0; i < n + warm; i++) {
+		int64_t start = now();
+		memset(from, (int)(i % 251), size);
+		memcpy(via, from, size);
+		memcpy(to, via, size);
+		if (*(volatile char *)(to + size - 1) != (char)(i % 251))
+			die("copy");
+		if (i >= warm)
+			t[i - warm] = now() - start;
+	}
+	printf("%lld\n", (long long)median(t, n));
 }

@@ -1,4 +1,4 @@
-/* The raw TCP yardstick: 4 KiB there and 4 KiB back, one at a time. */
+/* The raw TCP yardsticks: 4 KiB there and 4 KiB back, or many bytes there and a few back, one at a time. */
 #include "bench.h"
 
 #include <arpa/inet.h>
@@ -97,6 +97,35 @@ void tcp_client(char **a)
 		send_all(fd, block, BLOCK);
 		if (!receive_all(fd, block, BLOCK))
 			die("the server is gone");
+		if (i >= warm)
+			t[i - warm] = now() - start;
+	}
+	printf("%lld\n", (long long)median(t, n));
+}
+
+/* tcp-sink PORT BYTES: receives so many at a time, and answers. */
+void tcp_sink(char **a)
+{
+	size_t size = (size_t)atoll(a[1]);
+	char *all = malloc(size);
+	int conn = tcp_answer(a[0]);
+	while (receive_all(conn, all, size))
+		send_all(conn, all, 1);
+}
+
+/* tcp-source HOST PORT BYTES N: the median time of N to send so many to a tcp-sink until it answers, after N/10 to warm up. The bytes are new each time, as they are to programs that publish. */
+void tcp_source(char **a)
+{
+	size_t size = (size_t)atoll(a[2]), n = (size_t)atol(a[3]), warm = n / 10;
+	char *all = malloc(size), done;
+	int fd = tcp_dial(a[0], a[1]);
+	int64_t *t = calloc(n, sizeof *t);
+	for (size_t i = 0; i < n + warm; i++) {
+		int64_t start = now();
+		memset(all, (int)(i % 251), size);
+		send_all(fd, all, size);
+		if (!receive_all(fd, &done, 1))
+			die("the sink is gone");
 		if (i >= warm)
 			t[i - warm] = now() - start;
 	}
