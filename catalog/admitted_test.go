@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
@@ -116,6 +117,51 @@ func TestEvictedWhileItJoins(t *testing.T) {
 	lead.sees(t, "a node that is silent while it joins", isOut(x.self.ID))
 	x.via.use(x.net)
 	if err := <-joined; !errs.Is(err, errs.Evicted) {
+		t.Errorf("%v, want that it was evicted", err)
+	}
+}
+
+// deaf is the Caller of a node of which one address answers nothing more once it has admitted the node.
+type deaf struct {
+	Caller
+	addr string
+	dead bool
+}
+
+func (c *deaf) Call(ctx context.Context, addr string, req any) (any, error) {
+	if _, join := req.(*wire.Join); !join || addr != c.addr {
+		return c.Caller.Call(ctx, addr, req)
+	}
+	if c.dead {
+		return nil, errs.E(errs.Unavailable, "connect", "connection refused")
+	}
+	c.dead = true
+	if _, err := c.Caller.Call(ctx, addr, req); err != nil {
+		return nil, err
+	}
+	return nil, errs.E(errs.Unavailable, "call", "%w", errs.ErrUnanswered)
+}
+
+// TestEvictedBeforeTheNextAddress: the node that admits this one dies, and by the time that another one is asked this one was put out.
+func TestEvictedBeforeTheNextAddress(t *testing.T) {
+	nodes := cluster(t, 3)
+	lead := leaderOf(t, nodes)
+	var via *node
+	for _, n := range nodes {
+		if n != lead {
+			via = n
+		}
+	}
+	x := start(t, "x")
+	t.Cleanup(x.streams.shutDoor())
+	x.via.use(&deaf{Caller: x.net, addr: via.self.Addr})
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if err := x.Join(ctx, via.self.Addr); err == nil {
+		t.Fatal("it has joined")
+	}
+	lead.sees(t, "a node that is silent", isOut(x.self.ID))
+	if err := x.Join(patient(t), lead.self.Addr); !errs.Is(err, errs.Evicted) {
 		t.Errorf("%v, want that it was evicted", err)
 	}
 }

@@ -99,9 +99,10 @@ type Catalog struct {
 		lockrank.RWMutex
 		state *state
 	}
-	view    atomic.Pointer[dsm.View]
-	joining atomic.Bool // Join is asking to be admitted
-	away    atomic.Bool // this daemon follows one that was killed, and is not back yet
+	view       atomic.Pointer[dsm.View]
+	joining    atomic.Bool // Join is asking to be admitted
+	unanswered atomic.Bool // an answer to a Join of this node was lost: it may be a member
+	away       atomic.Bool // this daemon follows one that was killed, and is not back yet
 	// admitted is what the leader has said that has made this node a member; nil: none has. It names nobody if that was a daemon before.
 	admitted atomic.Pointer[wire.Joined]
 	leaving  atomic.Bool   // Leave was called

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/hashicorp/raft"
 
@@ -55,16 +56,16 @@ func (c *Catalog) electSelf(ctx context.Context) error {
 
 // Join makes this node a member of the cluster to which the node at addr belongs, and returns when
 // this replica has caught up. If the leader hears nothing of this node for a lease before that, the error is errs.Evicted: a new catalog may join.
-// An answer that is lost with its connection is asked for again until ctx ends: the node may be a member by then. If nobody was asked it fails at once.
+// An answer that is lost with its connection is asked for again until ctx ends, or the other node is away for mostAway: the node may be a member by then. If nobody was asked it fails at once.
 func (c *Catalog) Join(ctx context.Context, addr string) error {
 	if addr == c.self.Addr {
 		return errs.E(errs.Invalid, "join", "%s is this node's own address: name a node of the cluster", addr)
 	}
 	c.joining.Store(true)
 	defer c.joining.Store(false)
-	reply, lost, err := c.askToJoin(ctx, addr)
+	reply, err := c.askToJoin(ctx, addr)
 	if err != nil {
-		if lost && errs.Is(err, errs.Evicted) {
+		if c.unanswered.Load() && errs.Is(err, errs.Evicted) {
 			return err // it was admitted, and has given no sign of life since
 		}
 		switch errs.KindOf(err) {
@@ -89,14 +90,28 @@ func (c *Catalog) Join(ctx context.Context, addr string) error {
 	return nil
 }
 
-// askToJoin asks the node at addr to admit this one, and reports whether an answer was lost. From then on that the node cannot be reached is no answer either. Who
-// is a member already gets the same answer once more.
-func (c *Catalog) askToJoin(ctx context.Context, addr string) (reply any, lost bool, err error) {
+// mostAway is how long a node that has not answered may be unreachable before another one is asked: its daemon may have ended, and another follow.
+const mostAway = 2 * time.Second
+
+// askToJoin asks the node at addr to admit this one, again if the answer is lost. Who is a member already gets the same answer once more.
+func (c *Catalog) askToJoin(ctx context.Context, addr string) (reply any, err error) {
+	lost := false
+	var away time.Time // since then it cannot be reached
 	for try := 0; ; try++ {
 		reply, err = c.caller.Call(ctx, addr, &wire.Join{Protocol: wire.JoinProtocol, Member: c.self})
-		lost = lost || errors.Is(err, errs.ErrUnanswered)
-		if !lost || !errs.Is(err, errs.Unavailable) || !c.pause(ctx, ctx, try) {
-			return reply, lost, err
+		switch {
+		case errors.Is(err, errs.ErrUnanswered):
+			lost, away = true, time.Time{}
+			c.unanswered.Store(true)
+		case !lost || !errs.Is(err, errs.Unavailable):
+			return reply, err
+		case away.IsZero():
+			away = time.Now()
+		case time.Since(away) > mostAway:
+			return reply, err
+		}
+		if !c.pause(ctx, ctx, try) {
+			return reply, err
 		}
 	}
 }

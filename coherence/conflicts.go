@@ -77,7 +77,7 @@ func (c *conflicts) add(x pages.Conflict) (n int64) {
 	if k < 0 || c.list[k].Number != x.Number {
 		x.Kept, x.Taken = bytes.Clone(x.Kept), bytes.Clone(x.Taken)
 		c.list, n = append(c.list, x), n+conflictCost
-	} else if last := &c.list[k]; len(last.Kept)+len(x.Kept) <= mostTaken {
+	} else if last := &c.list[k]; len(last.Kept)+len(x.Kept) <= mostTaken && len(last.Taken) == len(last.Kept) && len(x.Taken) == len(x.Kept) {
 		last.Kept, last.Taken = append(last.Kept, x.Kept...), append(last.Taken, x.Taken...)
 	} else {
 		last.Kept, last.Taken = append(last.Kept, x.Kept...), nil
@@ -86,7 +86,7 @@ func (c *conflicts) add(x pages.Conflict) (n int64) {
 	return n
 }
 
-// keptBefore reports whether the daemon before has kept a value. If it was killed just then, the store is still there, and is given up again. That can be so of one page.
+// keptBefore reports whether the daemon before has kept a value. If it was killed just then, the store is still there, and is given up again. That can be so of one page, and until it has resumed.
 func (c *conflicts) keptBefore(off int64, given []byte) bool {
 	for i := c.before - 1; i >= 0; i-- {
 		x := c.list[i]

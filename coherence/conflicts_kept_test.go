@@ -164,3 +164,30 @@ func TestKilledWhileStoresAreForfeit(t *testing.T) {
 		p.wants("aaaabbbbcccc", "0: aa, not 12")
 	})
 }
+
+// TestTakenIsAsLongAsKept: a conflict that goes on with one of which it is not known what stays.
+func TestTakenIsAsLongAsKept(t *testing.T) {
+	heldParted(t, func(p *parting) {
+		a := p.n.area
+		a.step(func() {
+			a.keepLocked(0, []byte("aa"), nil) // a store that had not been taken in: see forfeitLocked
+			a.keepLocked(2, []byte("bb"), []byte("cc"))
+		})
+		for _, x := range p.list().List {
+			if n := len(x.Taken); n > 0 && n != len(x.Kept) {
+				t.Errorf("kept %q, taken %q", x.Kept, x.Taken)
+			}
+		}
+	})
+}
+
+// TestSameConflictAgain: long after a kill the same value is given up once more.
+func TestSameConflictAgain(t *testing.T) {
+	heldParted(t, func(p *parting) {
+		p.meet("1111", "22..")
+		p.killed()
+		p.meet("1", "3")
+		p.meet("11", "22")
+		p.wants("2111", "0: 22, not 11", "0: 3, not 1", "0: 2, not 1")
+	})
+}

@@ -58,6 +58,9 @@ func (n *Node) Resumed() {
 	for _, a := range n.all() {
 		a.step(func() {
 			r := &a.mu.replica
+			if a.mu.absence != nil { // what is given up from here on is not what the daemon before was about to give up
+				defer func() { a.mu.absence.before = 0 }()
+			}
 			if !r.subscribed {
 				return
 			}

@@ -12,7 +12,7 @@ import (
 // A note says to the next daemon what is being done to a page that is in more than one place. It is a few frames, of which the area has one set: one page is changed at a time, under the
 // lock of the area.
 
-// BeginMerge is called before the base copy of page p is changed in a way that cannot be done twice, and the working copy with it if both is true. If the daemon is killed before EndMerge, the next one has the
+// BeginMerge is called before the base copy of page p is changed in a way that cannot be done twice, and the working copy with it if both is true. If the daemon is killed before EndMerge, the next one has what changes of the
 // page as it is now, and what was sent of it as it is said to be. While programs may be storing to the working copy that is not put back: see MergeShared.
 func (a *Area) BeginMerge(p dsm.PageIndex, both bool, sent []SentOf) {
 	if !a.Outlives() {

@@ -16,8 +16,8 @@ import (
 
 // Call asks the node at addr (host:port, or a NodeAddr if only that node may answer) and waits for
 // its reply. An error of the other node has its kind, text and node. Without an answer the kind is
-// Unavailable; the request may have been carried out if the error is errs.ErrUnanswered, and has not been if it is
-// not. If ctx ends first, the other node is told so, and the kind is Timeout or Interrupted.
+// Unavailable; the request may have been carried out if the error is errs.ErrUnanswered. If it is not, this node has not sent it, or the other one says so of its own
+// part. If ctx ends first, the other node is told so, and the kind is Timeout or Interrupted.
 //
 // Requests to one address share a connection. They may overtake each other.
 func (t *Transport) Call(ctx context.Context, addr string, req any) (any, error) {

@@ -19,7 +19,7 @@ import (
 // program stores to that very word, and the process is killed between the two instructions that change it and say so.
 //
 // Words to which nobody has stored become what comes in, two at a time, and need no place: the note of swapUnchanged says which are next. It counts if they are behind
-// that word. Two that are just being changed have been changed if they are not as in the base any more.
+// that word. Whether two that are just being changed have been changed is told by what they are; it cannot be told if a program stores to both.
 
 // NoteSize is how many bytes a note takes. It begins at a multiple of eight, and is all zero before a merge begins.
 const NoteSize = 2*notePlace*8 + 8
@@ -43,7 +43,7 @@ func (k Kernel) MergeNoted(note []byte, p dsm.PageIndex, base, working, incoming
 
 // MergeRest does what is left of a MergeNoted, with what that had. If it is not done either, it may be called again.
 func (k Kernel) MergeRest(note []byte, p dsm.PageIndex, base, working, incoming []byte) {
-	k.swapPage(p, working, base, incoming, false, rest(note, base, working))
+	k.swapPage(p, working, base, incoming, false, rest(note, base, working, incoming))
 }
 
 // StoreNoted and StoreRest are the same of StoreShared.
@@ -53,11 +53,11 @@ func (k Kernel) StoreNoted(note []byte, p dsm.PageIndex, base, working, stored [
 
 // StoreRest does what is left of a StoreNoted.
 func (k Kernel) StoreRest(note []byte, p dsm.PageIndex, base, working, stored []byte) {
-	k.swapPage(p, working, base, stored, true, rest(note, base, working))
+	k.swapPage(p, working, base, stored, true, rest(note, base, working, stored))
 }
 
 // rest returns what goes on with a merge.
-func rest(note []byte, base, working []byte) *noted {
+func rest(note, base, working, other []byte) *noted {
 	n := &noted{note: words(note[:NoteSize])}
 	m := words(working)
 	last := n.note[:notePlace]
@@ -73,7 +73,14 @@ func rest(note []byte, base, working []byte) *noted {
 		return n
 	}
 	if n.from = at; n.note[noteUnchanged]&1 != 0 {
-		if b := words(base); atomic.LoadUint64(&m[at]) != b[at] || atomic.LoadUint64(&m[at+1]) != b[at+1] {
+		// Of a pair that was swapped, what changes is as it became, or as a program has stored it since. One that is as before says that it was not, unless the other says that it was: the area may have been
+		// truncated in between.
+		b, o, was, is := words(base), words(other), false, false
+		for i := at; i < at+2; i++ {
+			w := atomic.LoadUint64(&m[i])
+			was, is = was || b[i] != o[i] && w == b[i], is || b[i] != o[i] && w == o[i]
+		}
+		if is || !was {
 			n.from += 2
 		}
 	}

@@ -1,6 +1,7 @@
 package merge
 
 import (
+	"encoding/binary"
 	"math/rand/v2"
 	"testing"
 
@@ -95,7 +96,7 @@ func TestNotedMergeIsDoneOnce(t *testing.T) {
 		}
 		kill(&noted{note: words(note)})
 		if rng.IntN(2) == 0 { // the next one, too
-			kill(rest(note, base, memory))
+			kill(rest(note, base, memory, incoming))
 		}
 		again(note, p, base, memory, incoming)
 		if string(memory) != string(want) {
@@ -109,3 +110,32 @@ func TestNotedMergeIsDoneOnce(t *testing.T) {
 }
 
 const errKilled = "killed"
+
+// TestPairThatWasNotSwapped: a program stores to one word of a pair just before it is swapped, and the process is killed before the note says that the swap has failed. The other word tells it.
+func TestPairThatWasNotSwapped(t *testing.T) {
+	for _, r := range []dsm.MergeRule{dsm.MergeSum, dsm.MergeLast} {
+		k := mustKernel(t, r, dsm.DTypeI64, 0)
+		base, memory, incoming := make([]byte, dsm.PageSize), make([]byte, dsm.PageSize), make([]byte, dsm.PageSize)
+		put := func(b []byte, i int, v uint64) { binary.LittleEndian.PutUint64(b[8*i:], v) }
+		for i := range 16 {
+			put(incoming, i, 100)
+		}
+		for i := range 4 {
+			put(memory, i, 100) // done
+		}
+		put(memory, 5, 7) // the program, between compare and swap
+		note := make([]byte, NoteSize)
+		put(note, noteUnchanged, 2*4+1)
+		want := append([]byte(nil), incoming...)
+		put(want, 5, 107)
+		if r == dsm.MergeLast {
+			put(want, 5, 7)
+		}
+		k.MergeRest(note, 0, base, memory, incoming)
+		for i := range 16 {
+			if g, w := binary.LittleEndian.Uint64(memory[8*i:]), binary.LittleEndian.Uint64(want[8*i:]); g != w {
+				t.Errorf("%v: word %d is %d, want %d", r, i, g, w)
+			}
+		}
+	}
+}

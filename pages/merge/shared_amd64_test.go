@@ -1,9 +1,12 @@
 package merge
 
 import (
+	"encoding/binary"
+	"runtime/debug"
 	"testing"
 
 	"golang.org/x/sys/cpu"
+	"golang.org/x/sys/unix"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
@@ -38,5 +41,48 @@ func TestSwapUnchanged(t *testing.T) {
 	}
 	if at = swapUnchanged(memory[:511], base, other, 22, &note); at != 510 || note != 2*510 {
 		t.Errorf("it stops at %d, and notes %d", at, note)
+	}
+}
+
+// TestKilledInASwap: the process ends at the very swap of a pair. The note says which.
+func TestKilledInASwap(t *testing.T) {
+	if !cpu.X86.HasCX16 {
+		t.Skip("this machine has no instruction for two words")
+	}
+	mem, err := unix.Mmap(-1, 0, 2*dsm.PageSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Munmap(mem) }()
+	k := mustKernel(t, dsm.MergeSum, dsm.DTypeI64, 0)
+	base, incoming, note := make([]byte, dsm.PageSize), make([]byte, dsm.PageSize), make([]byte, NoteSize)
+	for i := 64; i < 80; i++ {
+		binary.LittleEndian.PutUint64(incoming[8*i:], 100)
+	}
+	page := mem[:dsm.PageSize]
+	if err := unix.Mprotect(page, unix.PROT_READ); err != nil {
+		t.Fatal(err)
+	}
+	func() {
+		defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+		defer func() {
+			if recover() == nil {
+				t.Error("it was not killed")
+			}
+		}()
+		k.MergeNoted(note, 0, base, page, incoming)
+	}()
+	if err := unix.Mprotect(page, unix.PROT_READ|unix.PROT_WRITE); err != nil {
+		t.Fatal(err)
+	}
+	if got := words(note)[noteUnchanged]; got != 2*64+1 {
+		t.Errorf("the note is %d", got)
+	}
+	k.MergeRest(note, 0, base, page, incoming)
+	if string(page) != string(incoming) {
+		t.Error("it is not merged")
+	}
+	if got := words(note)[noteUnchanged]; got != 2*80 {
+		t.Errorf("in the end the note is %d", got)
 	}
 }
