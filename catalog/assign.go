@@ -147,9 +147,10 @@ func (p *pool) sort(r pooled) (synced, leaving, filling []dsm.Backup) {
 			filling = append(filling, b)
 		}
 	}
-	reached := func(b dsm.Backup) bool { return p.v.Reaches(r.Primary, b.Node) }
-	unreached := slices.DeleteFunc(slices.Clone(filling), reached)
-	return synced, leaving, append(slices.DeleteFunc(filling, func(b dsm.Backup) bool { return !reached(b) }), unreached...)
+	slices.SortStableFunc(filling, func(a, b dsm.Backup) int {
+		return trueFirst(p.v.Reaches(r.Primary, a.Node), p.v.Reaches(r.Primary, b.Node))
+	})
+	return synced, leaving, filling
 }
 
 // trim drops the backups of a row that it needs no more.

@@ -50,11 +50,14 @@ func move(v *dsm.View, row dsm.SlotHome, copies int, to dsm.NodeID) dsm.SlotHome
 }
 
 // syncedFirst orders backups.
-func syncedFirst(a, b dsm.Backup) int {
+func syncedFirst(a, b dsm.Backup) int { return trueFirst(a.InSync, b.InSync) }
+
+// trueFirst compares two values of which true comes first.
+func trueFirst(a, b bool) int {
 	switch {
-	case a.InSync == b.InSync:
+	case a == b:
 		return 0
-	case a.InSync:
+	case a:
 		return -1
 	}
 	return 1

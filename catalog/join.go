@@ -56,7 +56,7 @@ func (c *Catalog) electSelf(ctx context.Context) error {
 
 // Join makes this node a member of the cluster to which the node at addr belongs, and returns when
 // this replica has caught up. If the leader hears nothing of this node for a lease before that, the error is errs.Evicted: a new catalog may join.
-// An answer that is lost with its connection is asked for again until ctx ends, or the other node is away for mostAway: the node may be a member by then. If nobody was asked it fails at once.
+// An answer that is lost with its connection is asked for again until ctx ends, or the other node is away for two seconds: the node may be a member by then. If nobody was asked it fails at once.
 func (c *Catalog) Join(ctx context.Context, addr string) error {
 	if addr == c.self.Addr {
 		return errs.E(errs.Invalid, "join", "%s is this node's own address: name a node of the cluster", addr)

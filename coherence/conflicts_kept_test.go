@@ -3,15 +3,13 @@ package coherence
 import (
 	"bytes"
 	"reflect"
-	"runtime/debug"
 	"testing"
 	"testing/synctest"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/wire"
 	"github.com/dsmfs/dsmfs/pages"
+	"github.com/dsmfs/dsmfs/pages/pagetest"
 )
 
 // heldParted is parted with a node in between that is held.
@@ -113,20 +111,7 @@ func (p *parting) killedAtStore(f func(a *Area)) {
 	a := p.n.area
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	page := a.mu.mem.Working(0)
-	if err := unix.Mprotect(page, unix.PROT_READ); err != nil {
-		p.t.Fatal(err)
-	}
-	func() {
-		defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-		defer func() {
-			if recover() == nil {
-				p.t.Error("it was not killed")
-			}
-		}()
-		f(a)
-	}()
-	if err := unix.Mprotect(page, unix.PROT_READ|unix.PROT_WRITE); err != nil {
+	if err := pagetest.KilledAtStore(a.mu.mem.Working(0), func() { f(a) }); err != nil {
 		p.t.Fatal(err)
 	}
 }

@@ -5,17 +5,15 @@ import (
 	"context"
 	"encoding/binary"
 	"math"
-	"runtime/debug"
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/hold"
 	"github.com/dsmfs/dsmfs/pages"
+	"github.com/dsmfs/dsmfs/pages/pagetest"
 )
 
 // TestKilledWhileAPageComes: the daemon is killed when the working copy has the first bytes of a page, and the base does not yet, of an area that programs store to. Both copies are as before.
@@ -29,19 +27,7 @@ func TestKilledWhileAPageComes(t *testing.T) {
 	a.mu.Lock()
 	a.mu.mem.WorkingIsNewest()
 	base := a.mu.mem.OwnBase(3)
-	if err := unix.Mprotect(base, unix.PROT_READ); err != nil {
-		t.Fatal(err)
-	}
-	func() {
-		defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-		defer func() {
-			if recover() == nil {
-				t.Error("it was not killed")
-			}
-		}()
-		a.installLocked(0, 3, bytes.Repeat([]byte{7}, dsm.PageSize), false)
-	}()
-	if err := unix.Mprotect(base, unix.PROT_READ|unix.PROT_WRITE); err != nil {
+	if err := pagetest.KilledAtStore(base, func() { a.installLocked(0, 3, bytes.Repeat([]byte{7}, dsm.PageSize), false) }); err != nil {
 		t.Fatal(err)
 	}
 	a.mu.Unlock()

@@ -2,7 +2,6 @@ package pages
 
 import (
 	"bytes"
-	"math/rand/v2"
 	"reflect"
 	"slices"
 	"testing"
@@ -10,6 +9,7 @@ import (
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/hold"
+	"github.com/dsmfs/dsmfs/pages/pagetest"
 )
 
 // joined puts the parts of conflicts together.
@@ -36,12 +36,7 @@ func (c *conflicts) used() int {
 
 // TestKilledWithConflicts: conflicts of all sizes are kept and dropped, in areas that have memory and such that have none any more. Each daemon has what the one before had, and no frame for what is gone.
 func TestKilledWithConflicts(t *testing.T) {
-	seed := *storeSeed
-	if seed == 0 {
-		seed = rand.Uint64()
-	}
-	t.Logf("-store.seed=%d", seed)
-	rnd := rand.New(rand.NewPCG(seed, 0))
+	rnd := pagetest.Rand(t)
 	m, err := hold.Create()
 	if err != nil {
 		t.Fatal(err)

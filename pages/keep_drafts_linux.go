@@ -153,7 +153,7 @@ func (a *Area) Refresh(k merge.Kernel, d *Draft, p dsm.PageIndex, is []byte) {
 		clear(note[2].mem[:merge.NoteSize])
 		a.frames.tag(note[2], frameRefreshing, uint64(p), uint64(d.kept.i))
 		k.MergeNoted(note[2].mem, p, base, d.Page(p), is)
-		a.frames.tag(note[2], frameRefreshed, uint64(p), uint64(d.kept.i))
+		a.frames.retag(note[2], frameRefreshed)
 		copy(base, is)
 		a.frames.untag(note[2])
 		return
@@ -192,7 +192,7 @@ func (a *Area) endOfDrafts(k merge.Kernel, left map[frameKind][]tagged) {
 	for _, n := range left[frameRefreshing] {
 		if d, p := of(n); d != nil {
 			k.MergeRest(n.mem, p, d.base.page(p), d.memory.page(p), a.working.page(p))
-			a.frames.tag(n.frame, frameRefreshed, n.arg, n.more)
+			a.frames.retag(n.frame, frameRefreshed)
 			copy(d.base.page(p), a.working.page(p))
 		}
 	}

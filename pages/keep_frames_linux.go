@@ -185,10 +185,18 @@ func (f *frames) tag(x frame, kind frameKind, arg, more uint64) {
 	t.Kind.Store(uint64(kind))
 }
 
+// retag says that what a tagged frame says of its page is another thing from now on.
+func (f *frames) retag(x frame, kind frameKind) {
+	f.kept.store.tag(x.slab, x.i).Kind.Store(uint64(kind))
+}
+
 // untag says that a frame has nothing any more.
 func (f *frames) untag(x frame) {
-	if f.kept != nil {
-		f.kept.store.tag(x.slab, x.i).Kind.Store(0)
+	if f.kept == nil {
+		return
+	}
+	if t := f.kept.store.tag(x.slab, x.i); t.Kind.Load() != 0 { // a store costs ten times as much
+		t.Kind.Store(0)
 	}
 }
 

@@ -2,17 +2,14 @@ package pages
 
 import (
 	"bytes"
-	"flag"
-	"math/rand/v2"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/hold"
+	"github.com/dsmfs/dsmfs/pages/pagetest"
 )
-
-var storeSeed = flag.Uint64("store.seed", 0, "of TestStoreOutlivesTheDaemon; 0: a new one")
 
 // heldArea is an area of the test with the bytes that it should have.
 type heldArea struct {
@@ -85,12 +82,7 @@ func TestHeldAreaOnDemand(t *testing.T) {
 
 // TestStoreOutlivesTheDaemon makes, changes and removes areas of all sizes, and looks at them as the next daemon does, again and again.
 func TestStoreOutlivesTheDaemon(t *testing.T) {
-	seed := *storeSeed
-	if seed == 0 {
-		seed = rand.Uint64()
-	}
-	t.Logf("-store.seed=%d", seed)
-	rnd := rand.New(rand.NewPCG(seed, 0))
+	rnd := pagetest.Rand(t)
 	m, err := hold.Create()
 	if err != nil {
 		t.Fatal(err)

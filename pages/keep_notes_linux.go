@@ -40,7 +40,7 @@ func (a *Area) Replace(p dsm.PageIndex, n []byte, before, after []SentOf) {
 	}
 	a.noteReplace(p, before, after)
 	a.SetBase(p, n)
-	a.frames.tag(a.note[1], frameToWorking, uint64(p), 0)
+	a.frames.retag(a.note[1], frameToWorking)
 	copy(a.Working(p), n)
 }
 

@@ -2,13 +2,13 @@ package merge
 
 import (
 	"encoding/binary"
-	"runtime/debug"
 	"testing"
 
 	"golang.org/x/sys/cpu"
 	"golang.org/x/sys/unix"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/pages/pagetest"
 )
 
 // TestSwapUnchanged: it takes notes of what it does, and leaves what programs have stored to.
@@ -60,19 +60,7 @@ func TestKilledInASwap(t *testing.T) {
 		binary.LittleEndian.PutUint64(incoming[8*i:], 100)
 	}
 	page := mem[:dsm.PageSize]
-	if err := unix.Mprotect(page, unix.PROT_READ); err != nil {
-		t.Fatal(err)
-	}
-	func() {
-		defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-		defer func() {
-			if recover() == nil {
-				t.Error("it was not killed")
-			}
-		}()
-		k.MergeNoted(note, 0, base, page, incoming)
-	}()
-	if err := unix.Mprotect(page, unix.PROT_READ|unix.PROT_WRITE); err != nil {
+	if err := pagetest.KilledAtStore(page, func() { k.MergeNoted(note, 0, base, page, incoming) }); err != nil {
 		t.Fatal(err)
 	}
 	if got := words(note)[noteUnchanged]; got != 2*64+1 {
