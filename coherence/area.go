@@ -151,6 +151,7 @@ func (a *Area) takeStepLocked(from dsm.NodeID, brief bool, event func()) (again 
 			for a.comparedAllLocked() || a.ackLateLocked() || a.markLocked() || a.pumpWaitingLocked() {
 				a.localLocked()
 			}
+			a.followLocked()
 		})
 	}
 	more := a.chargeLocked()
@@ -213,7 +214,8 @@ func (a *Area) note(event func()) {
 	a.catchUpLocked()
 	if !a.mu.removed {
 		a.wakingWhenToldLocked(event)
-		a.localLocked() // another goroutine may be sending at this moment, and it sends all that is there
+		a.localLocked()
+		a.followLocked() // another goroutine may be sending at this moment, and it sends all that is there
 	}
 }
 

@@ -40,6 +40,7 @@ type Attachment struct {
 	write bool
 	mount bool   // it is that of the mount
 	draft *draft // nil: it maps the working copy
+	over  bool   // the program cannot store any more: see Released
 }
 
 // Attach prepares the area for one more program that maps its memory, and returns a descriptor of that memory. The
@@ -70,6 +71,7 @@ func (a *Area) Attach(ctx context.Context, program int, write bool) (*Attachment
 	defer a.giveUp(file)
 	if write {
 		a.keepBases()
+		a.followAll() // the program may have one of the drafts, and stores into it from now on
 	}
 	a.collect() // the program may be a child of fork: it gets what its parent has stored
 	t := &Attachment{area: a, write: write, mount: program == dsm.ByMount}
@@ -179,7 +181,7 @@ func (a *Area) enterLocked(t *Attachment) {
 	}
 	switch {
 	case t.draft != nil:
-		t.draft.attachments++
+		t.draft.countLocked(t.write, +1)
 	case t.write:
 		a.beginWritingLocked()
 		a.countAttachedLocked(+1)
@@ -193,7 +195,7 @@ func (a *Area) leaveLocked(t *Attachment) {
 	}
 	switch {
 	case t.draft != nil:
-		t.draft.attachments--
+		t.draft.countLocked(t.write && !t.over, -1)
 	case t.write:
 		a.countAttachedLocked(-1)
 		a.endWritingLocked()
@@ -206,6 +208,20 @@ func (a *Area) leaveLocked(t *Attachment) {
 // Own reports whether the program has a draft.
 func (t *Attachment) Own() bool { return t.draft != nil }
 
+// Released is Area.Released for a program that has attached for writing: it has the memory no longer mapped so. Detach follows.
+func (t *Attachment) Released() {
+	if t.draft == nil {
+		t.area.Released()
+		return
+	}
+	t.area.step(func() {
+		t.over = true
+		t.draft.storesLocked(-1)
+		t.area.mu.wake = true
+	})
+	t.area.follow(t.draft)
+}
+
 // Detach ends the attachment. The caller has called the stop function of every Track before.
 func (t *Attachment) Detach() {
 	last := false
@@ -213,15 +229,22 @@ func (t *Attachment) Detach() {
 		t.area.leaveLocked(t)
 		last = t.draft != nil && t.draft.attachments == 0
 	})
-	if last {
+	switch {
+	case last:
 		t.area.endDraft(t.draft)
+	case t.draft != nil:
+		t.area.follow(t.draft)
 	}
 }
 
 // Sync is Area.Sync by the program. When it returns, the updates are in the memory that the program maps.
 func (t *Attachment) Sync(ctx context.Context) error {
 	if t.draft == nil || !t.write {
-		return t.area.Sync(ctx, t.write)
+		err := t.area.Sync(ctx, t.write)
+		if err == nil {
+			t.acquired()
+		}
+		return err
 	}
 	err := t.area.Publish(ctx)
 	if err != nil && !errs.Is(err, errs.NotFinite) {
@@ -246,10 +269,21 @@ func (t *Attachment) sawLocked() {
 func (t *Attachment) Acquire(ctx context.Context) error {
 	t.area.note(t.sawLocked)
 	err := t.area.Acquire(ctx, t.write)
-	if err == nil && t.draft != nil && t.write {
-		t.area.refresh(t.draft)
+	if err == nil {
+		t.acquired()
 	}
 	return err
+}
+
+// acquired brings into a draft what an acquire has brought into the working copy. If the program stores, only its attachments for writing do.
+func (t *Attachment) acquired() {
+	switch {
+	case t.draft == nil:
+	case t.write:
+		t.area.refresh(t.draft)
+	default:
+		t.area.follow(t.draft)
+	}
 }
 
 func (a *Area) countAttachedLocked(by int) {

@@ -75,6 +75,11 @@ func (a *Area) replicaProblemLocked() string {
 	if r.version > a.mu.newest {
 		return fmt.Sprintf("version %d is here, and nobody has heard of a later one than %d", r.version, a.mu.newest)
 	}
+	for _, d := range a.mu.drafts {
+		if d.writers == 0 && d.filled && !d.behind && len(d.staleExtents) > 0 {
+			return fmt.Sprintf("the draft of program %d, into which nobody stores, lacks something of extents %v", d.program, d.staleExtents)
+		}
+	}
 	underWay, units, outdated := 0, 0, 0
 	for e, x := range r.extents {
 		if bad := a.extentProblemLocked(dsm.ExtentIndex(e), x); bad != "" {

@@ -143,13 +143,13 @@ func (a *Area) ReadBy(ctx context.Context, program int, p []byte, off int64) (n 
 	began := a.now()
 	for {
 		var d *draft
-		old := false
+		old, follows := false, false
 		a.step(func() {
 			if d = a.draftWithLocked(program); d == nil {
 				return
 			}
 			if old = !a.withinBoundLocked(d.fresh, began); old {
-				if a.mu.ino.Spec.AppliesInSync() {
+				if follows = d.writers == 0; !follows && a.mu.ino.Spec.AppliesInSync() {
 					err = a.errPastBoundLocked("read", d.fresh, began)
 				}
 				return
@@ -172,10 +172,14 @@ func (a *Area) ReadBy(ctx context.Context, program int, p []byte, off int64) (n 
 		case err != nil || !old:
 			return n, err
 		}
-		if err = a.freshen(ctx, began); err != nil { // the draft is from before the rule changed
+		if err = a.freshen(ctx, began); err != nil {
 			return 0, err
 		}
-		a.refresh(d)
+		if follows {
+			a.follow(d)
+		} else { // the draft is from before the rule changed
+			a.refresh(d)
+		}
 	}
 }
 

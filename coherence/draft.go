@@ -26,11 +26,16 @@ import (
 // publisher. As long as all programs that store have drafts, nobody stores into the working copy
 // itself, so it takes updates as they arrive, and programs that only read see them.
 //
-// All programs of a process share one draft, so a process never sees two values of one byte.
+// All programs of a process share one draft, so a process never sees two values of one byte. When those that store have detached, the others still
+// map it. From then on it gets updates as they arrive, like the working copy.
 type draft struct {
 	program      int // the process
 	mem          *pages.Draft
 	attachments  int
+	writers      int               // attachments that may store
+	refreshes    uint64            // how often refresh has begun
+	refreshed    uint64            // the last refresh that is over
+	behind       bool              // follow is to bring it up to date: it had writers until just now
 	filled       bool              // it has the bytes of the working copy
 	stale        []dsm.PageSet     // by extent: pages where the working copy may differ from the base
 	staleExtents []dsm.ExtentIndex // the extents with such pages
@@ -119,6 +124,19 @@ func (d *draft) getsLocked(h has) {
 	if h.fresh.After(d.fresh) {
 		d.fresh = h.fresh
 	}
+}
+
+// countLocked counts an attachment that comes or goes.
+func (d *draft) countLocked(write bool, by int) {
+	d.attachments += by
+	if write {
+		d.storesLocked(by)
+	}
+}
+
+func (d *draft) storesLocked(by int) {
+	d.writers += by
+	d.behind = d.writers == 0
 }
 
 // draftBatch is how many pages are copied, taken or refreshed in one step.
@@ -291,18 +309,48 @@ func (a *Area) takeAll() (any bool) {
 }
 
 // refresh merges what is new in the working copy into a draft, unless its program has detached meanwhile.
-func (a *Area) refresh(d *draft) {
+func (a *Area) refresh(d *draft) { a.refreshWhile(d, func() bool { return true }) }
+
+// follow is refresh for a draft into which nobody stores. It ends if somebody does.
+func (a *Area) follow(d *draft) { a.refreshWhile(d, func() bool { return d.writers == 0 }) }
+
+// followAll is follow for the drafts that there are.
+func (a *Area) followAll() {
+	for _, d := range a.draftsNow() {
+		a.follow(d)
+	}
+}
+
+// followLocked brings what a step has changed into the drafts into which nobody stores.
+func (a *Area) followLocked() {
+	for _, d := range a.mu.drafts {
+		if d.writers > 0 || d.behind || !d.filled {
+			continue
+		}
+		for _, e := range d.staleExtents {
+			if int(e) < len(d.stale) {
+				a.refreshExtentLocked(d, e)
+			}
+		}
+		d.staleExtents = d.staleExtents[:0]
+		d.getsLocked(a.hasLocked())
+	}
+}
+
+func (a *Area) refreshWhile(d *draft, mayLocked func() bool) {
 	left := -1 // later changes are not waited for
+	number := uint64(0)
 	var has has
 	for more := true; more; {
 		more = false // also ends if the area is gone
 		a.step(func() {
-			if !slices.Contains(a.mu.drafts, d) {
+			if !slices.Contains(a.mu.drafts, d) || !mayLocked() {
 				return
 			}
 			if left < 0 {
 				left = len(d.staleExtents)
-				has = a.hasLocked()
+				d.refreshes++
+				number, has = d.refreshes, a.hasLocked()
 			}
 			for n := 0; left > 0 && len(d.staleExtents) > 0 && n < draftBatch; left-- {
 				e := d.staleExtents[0]
@@ -313,6 +361,8 @@ func (a *Area) refresh(d *draft) {
 			}
 			if more = left > 0 && len(d.staleExtents) > 0; !more {
 				d.getsLocked(has)
+				d.behind, d.refreshed = false, max(d.refreshed, number)
+				a.mu.wake = true
 			}
 		})
 	}

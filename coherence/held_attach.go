@@ -145,7 +145,7 @@ func (a *Area) attachable() bool {
 // draftsLeftLocked takes over the drafts that an earlier daemon has left. What their programs have stored meanwhile is found by comparing when they are attached again.
 func (a *Area) draftsLeftLocked() {
 	for _, mem := range a.mu.mem.LeftDrafts() {
-		d := &draft{program: mem.Program(), mem: mem, filled: true}
+		d := &draft{program: mem.Program(), mem: mem, filled: true, behind: true}
 		d.resizedLocked(a)
 		mem.Differs(a.mu.mem, func(p dsm.PageIndex) {
 			e, i := p.Extent()

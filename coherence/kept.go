@@ -17,8 +17,7 @@ func (a *Area) awaitKept(ctx context.Context, op *acquiring) error {
 		broughtLocked := func() bool { return r.brought > op.kept || r.finished[id.Group] == id }
 		err := a.await(ctx, "finish", func() bool { return broughtLocked() || !a.defersLocked() })
 		if errs.Is(err, errs.Timeout) && ctx.Err() == context.DeadlineExceeded {
-			return errs.E(errs.Timeout, "finish", "the result of round %v enters memory when the program of this node that has the file open for writing "+
-				"syncs, or closes it (apply=sync)", id)
+			return errKept(id)
 		}
 		if err != nil {
 			return err
@@ -35,6 +34,27 @@ func (a *Area) awaitKept(ctx context.Context, op *acquiring) error {
 		op = again
 	}
 	return nil
+}
+
+func errKept(id dsm.RoundID) error {
+	return errs.E(errs.Timeout, "finish", "the result of round %v enters memory when the program of this node that has the file open for writing "+
+		"syncs, or closes it (apply=sync)", id)
+}
+
+// awaitDraft is awaitKept for a program that does not store by this attachment, if its process has a draft: it returns when others of the process
+// have synced, or none of them may store any more.
+func (t *Attachment) awaitDraft(ctx context.Context, id dsm.RoundID) error {
+	a, d := t.area, t.draft
+	if d == nil || t.write {
+		return nil
+	}
+	before := uint64(0)
+	a.note(func() { before = d.refreshes })
+	err := a.await(ctx, "finish", func() bool { return d.refreshed > before || d.writers == 0 })
+	if errs.Is(err, errs.Timeout) && ctx.Err() == context.DeadlineExceeded {
+		return errKept(id)
+	}
+	return err
 }
 
 // broughtLocked follows the end of an acquire by a program that stores: all that it has asked for is in memory.

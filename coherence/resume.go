@@ -75,6 +75,7 @@ func (n *Node) Resumed() {
 				a.forfeitLocked()
 			}
 		})
+		a.followAll()
 	}
 }
 

@@ -187,9 +187,13 @@ func (a *Area) roundErrorLocked(op *acquiring, err error) error {
 // FinishRound is Area.FinishRound by the program; afterwards the result is in its memory.
 func (t *Attachment) FinishRound(ctx context.Context, id dsm.RoundID, nodes []dsm.NodeID, writers int) error {
 	err := t.area.FinishRound(ctx, id, nodes, writers, t.write)
-	if (err == nil || errs.Is(err, errs.NotFinite)) && t.draft != nil && t.write {
-		t.area.refresh(t.draft)
+	if err != nil && !errs.Is(err, errs.NotFinite) {
+		return err
 	}
+	if kept := t.awaitDraft(ctx, id); kept != nil {
+		return kept
+	}
+	t.acquired()
 	return err
 }
 

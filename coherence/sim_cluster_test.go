@@ -105,7 +105,8 @@ type simNode struct {
 	reader   bool          // a program has it open to read
 	writer   *simProgram   // has it open for writing, or nil
 	attached []*simProgram
-	entering *request // an open under way
+	reading  []*simProgram // programs that stored before, and have the area still attached to read
+	entering *request      // an open under way
 	faulting map[dsm.PageIndex]bool
 	rounds   int           // how often it has contributed to one
 	giving   bool          // a program is handing something over for a round

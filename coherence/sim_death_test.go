@@ -68,8 +68,13 @@ func (s *sim) killAfter(n *simNode, keep func(sent int) int) {
 		prog.untrack()
 		prog.at.Detach()
 	}
+	for _, prog := range slices.Concat(n.attached, n.reading) {
+		if prog.reads != nil {
+			prog.reads.Detach()
+		}
+	}
 	n.node.Close()
-	n.area, n.reader, n.writer, n.attached = nil, false, nil, nil
+	n.area, n.reader, n.writer, n.attached, n.reading = nil, false, nil, nil, nil
 	s.rest()
 	if k := n.outstanding(); k > 0 {
 		s.t.Fatalf("%d calls of node %d outlive it", k, n.i)

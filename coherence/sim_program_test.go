@@ -2,6 +2,7 @@ package coherence
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"os"
 	"slices"
@@ -16,6 +17,7 @@ import (
 // simProgram is a program that stores: into the page cache, into the working copy itself, or into a draft of its own.
 type simProgram struct {
 	at          *Attachment // nil: the page cache
+	reads       *Attachment // for reading; the process may have it longer than the other one
 	id          int         // of the process
 	memory      *os.File    // that it maps, if the node is held
 	untrack     func()      // ends the tracking of its mapping
@@ -66,16 +68,23 @@ func (n *simNode) attach() {
 	if !s.careful && n.held == nil && s.rng.IntN(2) == 0 && n.ino.Spec.Residency != dsm.ResidencyDemand {
 		id = dsm.ByMount // which shares the working copy
 	}
+	reads := id != dsm.ByMount && s.rng.IntN(2) == 0
 	prog := &simProgram{id: id, found: make(map[dsm.PageIndex]bool)}
 	n.enter("attach", func(ctx context.Context) error {
-		a, err := n.node.Open(ctx, simArea, false)
+		t, f, err := n.attachAs(ctx, id, true)
 		if err != nil {
 			return err
 		}
-		t, f, err := a.Attach(ctx, id, true)
-		if err != nil {
-			a.Close(false)
-			return err
+		if reads {
+			var g *os.File
+			if prog.reads, g, err = n.attachAs(ctx, id, false); err == nil {
+				err = g.Close()
+			}
+			if err != nil {
+				t.Detach()
+				t.area.Close(false)
+				return errors.Join(err, f.Close())
+			}
 		}
 		if prog.at = t; n.held != nil {
 			prog.memory = f
@@ -90,6 +99,19 @@ func (n *simNode) attach() {
 		prog.untrack = prog.at.Track(source, 0, n.sim.fullSize())
 		n.attached = append(n.attached, prog)
 	})
+}
+
+// attachAs opens the area, and has a process attach it.
+func (n *simNode) attachAs(ctx context.Context, id int, write bool) (*Attachment, *os.File, error) {
+	a, err := n.node.Open(ctx, simArea, false)
+	if err != nil {
+		return nil, nil, err
+	}
+	t, f, err := a.Attach(ctx, id, write)
+	if err != nil {
+		a.Close(false)
+	}
+	return t, f, err
 }
 
 // enter does one open. snapshot is what was published before it began.
@@ -127,17 +149,43 @@ func (p *simProgram) Disarm() error { return nil }
 // Arm is that of a pages.Source.
 func (p *simProgram) Arm() error { return nil }
 
-// leaveAttached ends an attached program, and what it asks for.
+// leaveAttached ends an attached program, and what it asks for. Its process may go on to read.
 func (n *simNode) leaveAttached(prog *simProgram) {
 	if n.entering != nil {
 		return
 	}
 	n.giveUpFor(prog)
 	n.attached = slices.DeleteFunc(n.attached, func(o *simProgram) bool { return o == prog })
+	if prog.reads != nil {
+		n.reading = append(n.reading, prog)
+	}
 	n.lastClose()
 	prog.untrack()
+	if n.sim.rng.IntN(2) == 0 {
+		prog.at.Released()
+		n.sim.rest()
+	}
 	prog.at.Detach()
 	n.area.Close(false)
+	if prog.reads == nil {
+		n.closeMemory(prog)
+	}
+}
+
+// leaveReading ends a process that has only read lately.
+func (n *simNode) leaveReading(prog *simProgram) {
+	if n.entering != nil {
+		return
+	}
+	n.giveUpFor(prog)
+	n.reading = slices.DeleteFunc(n.reading, func(o *simProgram) bool { return o == prog })
+	n.lastClose()
+	prog.reads.Detach()
+	n.area.Close(false)
+	n.closeMemory(prog)
+}
+
+func (n *simNode) closeMemory(prog *simProgram) {
 	if prog.memory != nil {
 		if err := prog.memory.Close(); err != nil {
 			n.sim.t.Fatal(err)
@@ -165,6 +213,9 @@ func (n *simNode) leaveAll() {
 	}
 	for _, prog := range slices.Clone(n.attached) {
 		n.leaveAttached(prog)
+	}
+	for _, prog := range slices.Clone(n.reading) {
+		n.leaveReading(prog)
 	}
 	n.leaveWriter()
 	if n.reader && n.entering == nil {
@@ -210,7 +261,9 @@ func (n *simNode) lastClose() {
 }
 
 // isOpen reports whether a program of the node has the area open.
-func (n *simNode) isOpen() bool { return n.reader || n.writer != nil || len(n.attached) > 0 }
+func (n *simNode) isOpen() bool {
+	return n.reader || n.writer != nil || len(n.attached)+len(n.reading) > 0
+}
 
 // programs returns the programs of the node that store.
 func (n *simNode) programs() []*simProgram {
@@ -282,6 +335,9 @@ func (n *simNode) sync(prog *simProgram) {
 // acquire acquires, for a program, nil for one that reads.
 func (n *simNode) acquire(prog *simProgram) {
 	call := func(ctx context.Context) error { return n.area.Acquire(ctx, prog != nil) }
+	if prog == nil && len(n.reading) > 0 {
+		call = n.reading[n.sim.rng.IntN(len(n.reading))].reads.Acquire
+	}
 	if prog != nil && prog.at != nil {
 		call = prog.at.Acquire
 	}

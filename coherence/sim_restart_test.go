@@ -284,8 +284,16 @@ func (r *simRun) restart(n *simNode) {
 	}
 	for _, prog := range n.attached {
 		open(false)
-		n.attachAgain(prog)
+		prog.at = n.attachAgain(prog, true)
+		prog.untrack = prog.at.Track(nil, 0, r.fullSize())
+		clear(prog.found)
 		r.kept++
+	}
+	for _, prog := range slices.Concat(n.attached, n.reading) {
+		if prog.reads != nil {
+			open(false)
+			prog.reads = n.attachAgain(prog, false)
+		}
 	}
 	n.node.Resumed()
 	n.kernel.bell.Store(true)
@@ -305,22 +313,21 @@ func (r *simRun) storeMeanwhile(n *simNode) {
 	n.writer = writer
 }
 
-// attachAgain takes over what a program has attached. What it stores is found by comparing from now on.
-func (n *simNode) attachAgain(prog *simProgram) {
+// attachAgain takes over what a program has attached. What it stores is to be found by comparing from now on.
+func (n *simNode) attachAgain(prog *simProgram, write bool) *Attachment {
 	var st unix.Stat_t
 	err := unix.Fstat(int(prog.memory.Fd()), &st)
 	if err != nil {
 		n.sim.t.Fatal(err)
 	}
-	t, f, err := n.area.Reattach(prog.id, true, st.Ino)
+	t, f, err := n.area.Reattach(prog.id, write, st.Ino)
 	if err != nil {
 		n.sim.t.Fatal(err)
 	}
 	if err := f.Close(); err != nil {
 		n.sim.t.Fatal(err)
 	}
-	prog.at, prog.untrack = t, t.Track(nil, 0, n.sim.fullSize())
-	clear(prog.found)
+	return t
 }
 
 func (s *sim) setAway(n *simNode, is bool) {

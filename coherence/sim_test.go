@@ -281,7 +281,7 @@ func (r *simRun) checkDirectory() {
 
 // checkDrafts: at rest every draft has what the working copy has.
 func (n *simNode) checkDrafts() {
-	for _, prog := range n.attached {
+	for _, prog := range slices.Concat(n.attached, n.reading) {
 		d := prog.at.draft
 		if d == nil {
 			continue
@@ -437,6 +437,9 @@ func (r *simRun) call(n *simNode) bool {
 			n.attach()
 		} else {
 			n.leaveAttached(n.attached[r.rng.IntN(k)])
+		}
+		if k := len(n.reading); k > 0 && r.rng.IntN(2) == 0 {
+			n.leaveReading(n.reading[r.rng.IntN(k)])
 		}
 	case x < 44:
 		n.openReader()

@@ -183,6 +183,8 @@ type Attachment interface {
 	// Watch tells a line from now on which version is in the program's memory, until Unwatch.
 	Watch(l *head.Line)
 	Unwatch(l *head.Line)
+	// Released says that the program cannot store any more; Detach follows.
+	Released()
 	// Detach ends it, before Area.Close.
 	Detach()
 }

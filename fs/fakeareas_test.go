@@ -450,6 +450,7 @@ func (fakeAttachment) Unwatch(*head.Line)                        {}
 func (fakeAttachment) Memory() (*os.File, error)                 { return nil, errs.E(errs.NotExist, "memory", "") }
 func (fakeAttachment) Ready(context.Context) error               { return nil }
 func (fakeAttachment) Own() bool                                 { return false }
+func (fakeAttachment) Released()                                 {}
 func (fakeAttachment) Detach()                                   {}
 func (fakeAttachment) Track(Source, int64, int64) func()         { return func() {} }
 func (a *fakeArea) Released()                                    {}

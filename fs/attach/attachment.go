@@ -171,6 +171,10 @@ func (x *attachment) end() {
 			r.watched.Mapped() // after an exec nothing else shows that the mapping is gone, and serve would wait for ever
 		}
 	}
+	stores := x.write && (x.memory != nil || x.inUse())
+	if x.write && !stores {
+		x.at.Released() // at once: what the process reads next is to have what others have published
+	}
 	m := x.conn.s.cfg.Mount
 	published := make(chan struct{})
 	m.Release(func() {
@@ -184,7 +188,7 @@ func (x *attachment) end() {
 		}
 		switch {
 		case x.memory != nil:
-		case x.write && x.inUse():
+		case stores && x.inUse():
 			m.Background(func() {
 				x.outlast()
 				x.letGo()

@@ -61,7 +61,8 @@ func (idleArea) Attach(context.Context, int, bool) (Attachment, *os.File, error)
 
 type idleAttachment struct{ Attachment }
 
-func (idleAttachment) Detach() {}
+func (idleAttachment) Released() {}
+func (idleAttachment) Detach()   {}
 
 func (idleAttachment) Memory() (*os.File, error) { return nil, errs.E(errs.NotExist, "memory", "") }
 

@@ -96,6 +96,8 @@ type Attachment interface {
 	Unwatch(l *head.Line)
 	// Memory opens the attached memory again, for reading.
 	Memory() (*os.File, error)
+	// Released says that the program cannot store any more. Detach follows, when its last stores are published.
+	Released()
 	Detach()
 }
 

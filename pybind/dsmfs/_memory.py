@@ -448,12 +448,12 @@ class MemoryPlane:
         if self._mapping is not None and self._mapping() is not None:
             return
         attached, self._attached = self._attached, None
+        if self._memory >= 0:  # first: as long as there is a descriptor for writing, the daemon reckons with stores
+            fd, self._memory = self._memory, -1
+            os.close(fd)
         self._head = None
         if attached is not None:
             attached.close(keep=self._region is not None)  # which needs to know whether somebody serves it
-        if self._memory >= 0:
-            fd, self._memory = self._memory, -1
-            os.close(fd)
 
     def __del__(self) -> None:
         # The daemon takes the end of the connection for a DETACH.

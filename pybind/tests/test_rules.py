@@ -130,3 +130,27 @@ def test_tensors_that_cannot_be_added(nodes: dsmfs.Cluster) -> None:
         with pytest.raises(dsmfs.OperationError, match="merge=sum"):
             w.configure(merge="sum")
         w.tensors["w"][:] = 1
+
+
+@pytest.mark.parametrize("nodes", ["memory"], indirect=True)
+def test_who_has_stored_and_reads_on_sees_what_others_add(nodes: dsmfs.Cluster) -> None:
+    """Programs that add have memory of their own. When a process has closed what it stored with, updates come to what it still reads."""
+    w = nodes[0].create("w.npy", 8, "i8", merge="sum", interval=0)
+    with nodes[0].open("w.npy", "r") as reader, nodes[1].open("w.npy", "r+") as other:
+        other.array[:] = 5
+        reader.wait(other.sync())
+        assert not reader.array.any(), "the process is not in a sync call, and might be about to store"
+        w.array[0] = 1
+        w.close()
+        other.array[1] += 2
+        reader.wait(other.sync())
+        assert reader.array.tolist() == [6, 7, 5, 5, 5, 5, 5, 5]
+        with nodes[0].open("w.npy", "r+") as again:  # the same memory
+            other.array[:] -= 5
+            reader.wait(other.sync())
+            again.array[2] += 1
+            again.sync()
+            assert reader.array.tolist() == again.array.tolist() == [1, 2, 1, 0, 0, 0, 0, 0]
+        other.array[7] = 7
+        reader.wait(other.sync())
+        assert reader.array.tolist() == [1, 2, 1, 0, 0, 0, 0, 7]
