@@ -115,4 +115,12 @@ func addsRule(r *simRun, ino *dsm.Inode) {
 }
 
 // hasDraft reports whether the program has memory of its own.
-func (p *simProgram) hasDraft() bool { return p.at != nil && p.at.draft != nil }
+func (p *simProgram) hasDraft() bool { return p.ownMemory() != nil }
+
+// ownMemory is the draft that it stores into, nil if it has none.
+func (p *simProgram) ownMemory() *draft {
+	if p == nil || p.at == nil {
+		return nil
+	}
+	return p.at.draft
+}

@@ -19,9 +19,11 @@ type request struct {
 	by     *simProgram // nil: it does not matter
 	what   string
 	cancel context.CancelFunc
-	gaveUp bool // cancel was called
-	firm   bool // it is not given up
-	synced bool // a program of the node has synced for it
+	gaveUp bool        // cancel was called
+	firm   bool        // it is not given up
+	synced bool        // a program of the node has synced for it
+	reader *simProgram // the process that ends a round by what it has attached to read
+	own    bool        // it has synced for it
 	over   atomic.Bool
 	err    error
 	finish func(err error) // by the goroutine of the test, when the call has returned
@@ -257,11 +259,17 @@ func (s *sim) calm(left ...string) {
 	}
 }
 
-// syncsForAReader has a program that stores sync, if another of its node waits for the result of a round. One such sync must do.
+// syncsForAReader has a program that stores sync, if another of its node waits for the result of a round. One such sync must do, and one by those of the process that
+// waits, when the result is in the working copy.
 func (s *sim) syncsForAReader() bool {
 	for _, q := range s.requests {
 		if prog := q.n.keeper(); q.what == "finish a round" && q.by == nil && !q.synced && prog != nil && prog.syncing == 0 {
 			q.synced, prog.temporaries = true, nil
+			q.n.sync(prog)
+			return true
+		}
+		if prog := q.reader; prog != nil && !q.own && prog.syncing == 0 && prog.hasDraft() && slices.Contains(q.n.attached, prog) {
+			q.own, prog.temporaries = true, nil
 			q.n.sync(prog)
 			return true
 		}

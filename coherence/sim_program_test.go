@@ -177,8 +177,8 @@ func (n *simNode) leaveReading(prog *simProgram) {
 	if n.entering != nil {
 		return
 	}
-	n.giveUpFor(prog)
 	n.reading = slices.DeleteFunc(n.reading, func(o *simProgram) bool { return o == prog })
+	n.giveUpFor(prog)
 	n.lastClose()
 	prog.reads.Detach()
 	n.area.Close(false)
@@ -225,10 +225,10 @@ func (n *simNode) leaveAll() {
 	}
 }
 
-// giveUpFor gives up what the program asks for.
+// giveUpFor gives up what the program asks for, and if its process has ended what that does.
 func (n *simNode) giveUpFor(prog *simProgram) {
 	for _, q := range n.sim.requests {
-		if q.by == prog {
+		if q.by == prog || q.reader == prog && !slices.Contains(n.attached, prog) && !slices.Contains(n.reading, prog) {
 			q.giveUp()
 		}
 	}
@@ -359,7 +359,7 @@ func (n *simNode) inCall(prog *simProgram, what string, call func(ctx context.Co
 		}
 		if err == nil {
 			done()
-			n.sees(began, what, prog != nil, prog)
+			n.sees(began, what, prog != nil, prog.ownMemory())
 		}
 	}).by = prog
 }

@@ -169,10 +169,19 @@ func (n *simNode) finishRound(r *simRun, m *simMember) {
 	if prog != nil && (prog.temporaries != nil || r.rng.IntN(4) == 0) {
 		prog = nil // one that reads
 	}
+	var reader *simProgram // or the page cache
+	if all := slices.Concat(n.attached, n.reading); prog == nil && len(all) > 0 {
+		if reader = all[r.rng.IntN(len(all))]; reader.reads == nil {
+			reader = nil
+		}
+	}
 	if prog != nil {
 		prog.syncing++
 	}
 	q := n.ask("finish a round", func(ctx context.Context) error {
+		if reader != nil {
+			return reader.reads.FinishRound(ctx, id, list, len(list))
+		}
 		if prog != nil && prog.at != nil {
 			return prog.at.FinishRound(ctx, id, list, len(list))
 		}
@@ -207,9 +216,13 @@ func (n *simNode) finishRound(r *simRun, m *simMember) {
 				}
 			}
 		}
-		n.sees(began, "finish a round", prog != nil, prog)
+		if reader != nil && reader.reads.draft != nil {
+			n.sees(began, "finish a round", false, reader.reads.draft)
+			return
+		}
+		n.sees(began, "finish a round", prog != nil, prog.ownMemory())
 	})
-	q.by = prog
+	q.by, q.reader = prog, reader
 }
 
 // endRounds has all members end the round that they are in, and takes back what is left.

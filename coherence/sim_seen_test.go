@@ -174,8 +174,8 @@ func (n *simNode) acked() snapshot {
 }
 
 // sees checks that the programs of the node see what was published at the snapshot. If updates enter memory in sync calls only, that
-// is so after those of programs that store. Of a program with a draft that has called it, its memory is looked at.
-func (n *simNode) sees(began snapshot, what string, storing bool, prog *simProgram) {
+// is so after those of programs that store. Of a program with a draft, d, that has called it, its memory is looked at.
+func (n *simNode) sees(began snapshot, what string, storing bool, d *draft) {
 	s := n.sim
 	if n.area.mu.short.ino != nil || began.paused && !storing || began.gen != n.ino.Gen || began.shrinks != s.seen.shrinks || began.gen != s.lastInode().Gen {
 		return
@@ -200,8 +200,8 @@ func (n *simNode) sees(began snapshot, what string, storing bool, prog *simProgr
 		if here {
 			check("in memory", off, v, least)
 		}
-		if prog != nil && prog.at != nil && prog.at.draft != nil {
-			check("in the draft", off, prog.at.draft.mem.Memory(p), least)
+		if d != nil {
+			check("in the draft", off, d.mem.Memory(p), least)
 		}
 		if c := n.kernel.cache[p]; c != nil && n.kernel.reading[p] == nil {
 			check("in the page cache", off, c.data[:], least)
