@@ -104,6 +104,71 @@ def test_sums_follow_the_model(
     os.unlink(nodes[0] / "s.npy")
 
 
+# A step is (node, what, which of the areas that are open there, where, by how much).
+opens = st.lists(
+    st.tuples(
+        st.integers(0, 1),
+        st.sampled_from(["read", "store", "close", "add", "sync", "sync"]),
+        st.integers(0, 2),
+        st.integers(0, 999),
+        st.integers(1, 9),
+    ),
+    max_size=40,
+)
+
+
+@pytest.mark.parametrize("nodes", ["memory"], indirect=True)
+@few
+@given(opens)
+@example(
+    [
+        (0, "store", 0, 0, 1),
+        (0, "read", 0, 0, 1),
+        (0, "close", 0, 0, 1),
+        (1, "store", 0, 0, 1),
+        (1, "add", 0, 0, 5),
+        (1, "sync", 0, 0, 1),
+        (0, "sync", 0, 0, 1),
+    ]
+)
+def test_a_process_opens_and_closes_in_any_order(
+    nodes: dsmfs.Cluster, program: list[tuple[int, str, int, int, int]]
+) -> None:
+    """What a process has attached for storing, and for reading, comes and goes: after a sync all that it has open on the node has everything."""
+    nodes[0].create("s.npy", 1000, "i8", merge="sum", interval=0).close()
+    areas: list[list[dsmfs.Area]] = [[], []]
+    home = np.zeros(1000, "i8")
+    unpublished = [np.zeros(1000, "i8") for _ in areas]
+    for node, what, which, where, much in program:
+        here = areas[node]
+        if what in ("read", "store"):
+            if len(here) < 3:
+                here.append(nodes[node].open("s.npy", "r" if what == "read" else "r+"))
+            continue
+        if not here:
+            continue
+        w = here[which % len(here)]
+        stores = w.array.flags.writeable
+        if what == "add" and stores:
+            w.array[where] += much
+            unpublished[node][where] += much
+        elif what != "add":
+            if stores:
+                home += unpublished[node]
+                unpublished[node][:] = 0
+            w.sync()
+            if stores or not any(area.array.flags.writeable for area in here):
+                for i, area in enumerate(here):
+                    assert np.array_equal(area.array, home), (i, area)
+        if what == "close":
+            here.remove(w)
+            w.close()
+    for here in areas:
+        for area in here:
+            area.close()
+    os.unlink(nodes[0] / "s.npy")
+
+
 WRITER = """
 import sys, numpy as np, dsmfs
 path, seed, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
