@@ -166,7 +166,7 @@ func (x *attachment) leftToRead(f *os.File, start uint64) bool {
 			return false
 		}
 	}
-	left, err := uffd.MapsElsewhere(pid, x.dev, x.ino, nil)
+	left, err := uffd.Maps(pid, x.dev, x.ino)
 	return left && err == nil
 }
 

@@ -46,6 +46,34 @@ func TestClientsOutliveTheDaemon(t *testing.T) {
 	n.Stop()
 }
 
+// TestReaderOfADraftOutlivesTheDaemon: a process that has stored to a file which sums, and reads on, has the memory that it stored to. It gets what others add, also from the daemons that follow.
+func TestReaderOfADraftOutlivesTheDaemon(t *testing.T) {
+	root, err := harness.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	python, skip := harness.Interpreter()
+	if skip != "" {
+		t.Skip(skip)
+	}
+	nodes := heldCluster(t, 2, "--lease", "10s").Nodes()
+	c := nodes[0].Program("env", "PYTHONPATH="+filepath.Join(root, "pybind"), "PYTHONDONTWRITEBYTECODE=1", python, filepath.Join("clients", "reads_on.py"), nodes[0].Mount, nodes[1].Mount)
+	last := 0
+	for i := range 4 {
+		for range 2 {
+			if _, err := c.Do("add"); err != nil {
+				t.Fatalf("after %d kills: %v", i, err)
+			}
+		}
+		covered(t, nodes[0])
+		last = killDaemon(t, nodes[0], last, 0, syscall.SIGKILL)
+	}
+	if _, err := c.Do("add"); err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+}
+
 // TestCProgramOutlivesTheDaemon: so do the threads of a program with dsmfs.h, which publish and wait for versions.
 func TestCProgramOutlivesTheDaemon(t *testing.T) {
 	follow, err := harness.Compile("follow", "gcc", "-O2", "-pthread", "-o", "{out}", "include/test/follow.c")

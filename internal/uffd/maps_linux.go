@@ -120,9 +120,18 @@ func mapped(pid int, dev, ino uint64) (pieces []piece, err error) {
 	return pieces, lines.Err()
 }
 
+// Maps reports whether the process has mapped the file dev, ino.
+func Maps(pid int, dev, ino uint64) (bool, error) {
+	return mapsElsewhere(pid, dev, ino, func(string) bool { return true }, nil)
+}
+
 // MapsElsewhere reports whether the process has mapped the file dev, ino, shared and writable,
 // outside of the ranges [start, end), which must be in order.
 func MapsElsewhere(pid int, dev, ino uint64, ranges [][2]uint64) (bool, error) {
+	return mapsElsewhere(pid, dev, ino, func(perms string) bool { return len(perms) >= 4 && perms[1] == 'w' && perms[3] == 's' }, ranges)
+}
+
+func mapsElsewhere(pid int, dev, ino uint64, counts func(perms string) bool, ranges [][2]uint64) (bool, error) {
 	file, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
 	if err != nil {
 		return false, err
@@ -134,7 +143,7 @@ func MapsElsewhere(pid int, dev, ino uint64, ranges [][2]uint64) (bool, error) {
 		if err != nil {
 			return false, err
 		}
-		if m.dev != dev || m.ino != ino || len(m.perms) < 4 || m.perms[1] != 'w' || m.perms[3] != 's' {
+		if m.dev != dev || m.ino != ino || !counts(m.perms) {
 			continue
 		}
 		at := m.start
