@@ -423,7 +423,7 @@ func (a *Area) Acquire(ctx context.Context, storing bool) error {
 // these waits, and returns err. It ends op in any case.
 func (a *Area) finishAcquire(ctx context.Context, op *acquiring, err error) error {
 	if err == nil && op != nil {
-		err = a.awaitHomes(ctx, "acquire", func() bool { return len(op.pending) == 0 }, a.deadInAreaLocked)
+		err = a.awaitHomes(ctx, "acquire", func() bool { return len(op.pending) == 0 && !a.givenIsOpenLocked(op) }, a.deadInAreaLocked)
 	}
 	if err == nil {
 		// Until the kernel has been told everything, homes get no acks and so push no more. Else this

@@ -184,6 +184,23 @@ func (a *Area) roundErrorLocked(op *acquiring, err error) error {
 	return err
 }
 
+// givenIsOpenLocked reports whether op ends a round, and something that was accumulated into it on this node is neither merged nor refused. A home that has
+// ended the round answers at once, and perhaps before it has that part again: this node was put out meanwhile, or the session was broken, and
+// the part waits for credit. Only the answer says whether it is in the round.
+func (a *Area) givenIsOpenLocked(op *acquiring) bool {
+	r := &a.mu.replica
+	c := r.contribution
+	if op.finish == nil || !r.subscribed || c == nil || c.id != op.finish.Round || c.parts == 0 {
+		return false
+	}
+	for e := range r.busy.extents {
+		if x := r.extents[e]; x != nil && slices.ContainsFunc(x.parts, func(pub *publication) bool { return pub.given && pub.round == c.id }) {
+			return true
+		}
+	}
+	return false
+}
+
 // FinishRound is Area.FinishRound by the program; afterwards the result is in its memory.
 func (t *Attachment) FinishRound(ctx context.Context, id dsm.RoundID, nodes []dsm.NodeID, writers int) error {
 	err := t.area.FinishRound(ctx, id, nodes, writers, t.write)

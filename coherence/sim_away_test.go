@@ -23,6 +23,7 @@ func (r *simRun) awayOn() {
 		if list := r.programNodes(); len(list) > 0 {
 			if n = list[r.rng.IntN(len(list))]; r.alone || !r.loses(n) {
 				r.evictions++
+				r.group.putOut(n)
 				r.isEvicted(n)
 			}
 		}

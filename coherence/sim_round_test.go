@@ -25,6 +25,7 @@ type simMember struct {
 	mine   snapshot // what it has contributed
 	gifts  []*gift  // beside what it has stored
 	void   bool     // it has taken that back
+	out    bool     // its node was put out at some time since it began to contribute
 	closes int      // how often its node had closed the area when it began to contribute
 }
 
@@ -40,6 +41,13 @@ const (
 
 func (g *simGroup) id() dsm.RoundID {
 	return dsm.RoundID{Group: 99, Generation: g.life, Number: g.number}
+}
+
+// putOut notes that a node is evicted: like one that has died, nobody waits for it. What it has contributed may be in the round or not.
+func (g *simGroup) putOut(n *simNode) {
+	if g.members != nil && g.members[n.i].state != roundIdle {
+		g.members[n.i].out = true
+	}
 }
 
 // inRound reports whether what the node has contributed may still be apart.
@@ -109,7 +117,7 @@ func (r *simRun) round(n *simNode) {
 func (n *simNode) contribute(r *simRun, m *simMember) {
 	id := r.group.id()
 	n.rounds++
-	*m = simMember{state: roundContributing, mine: n.delivered(), gifts: m.gifts, closes: m.closes}
+	*m = simMember{state: roundContributing, mine: n.delivered(), gifts: m.gifts, out: n.away, closes: m.closes}
 	m.call = n.ask("contribute", func(ctx context.Context) error { return n.area.Contribute(ctx, id) }, func(err error) {
 		switch {
 		case n.dying:
@@ -205,15 +213,20 @@ func (n *simNode) finishRound(r *simRun, m *simMember) {
 			began.paused = false
 		}
 		for _, o := range list {
-			if part := g.members[o-1]; !part.void && part.mine.shrinks == r.seen.shrinks {
-				g.took++
-				for _, gift := range part.gifts {
-					gift.sure = true
-				}
-				r.ack(part.mine)
-				for off, k := range part.mine.counts {
-					began.counts[off] = max(began.counts[off], k)
-				}
+			part := g.members[o-1]
+			if part.void || part.mine.shrinks != r.seen.shrinks || part.out && o != n.id {
+				continue
+			}
+			for _, gift := range part.gifts {
+				gift.sure = true
+			}
+			if part.out { // it is told of what it has handed over only
+				continue
+			}
+			g.took++
+			r.ack(part.mine)
+			for off, k := range part.mine.counts {
+				began.counts[off] = max(began.counts[off], k)
 			}
 		}
 		if reader != nil && reader.reads.draft != nil {

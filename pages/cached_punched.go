@@ -64,19 +64,15 @@ func (c *Cached) KernelLocks() { c.punchOver() }
 
 // TellPunched makes an invalidation pending for the pages in which the last hole begins and ends, if
 // they have not been dropped since the answer. It does so only if that was before the given time: since
-// then the program must have gone on.
+// then the program must have gone on. A page that was not given gets one too: a READ of it may wait for its answer, and
+// the program for that READ. The invalidation waits for the page's lock behind the program, as that of a late page.
 func (c *Cached) TellPunched(before time.Time) {
 	if c.punched == nil || !c.punched.answered || !c.punched.at.Before(before) {
 		return
 	}
 	c.punched.told = true
 	for _, p := range slices.Sorted(maps.Keys(c.punched.pending)) { // in order: runs repeat from their seed
-		if x, i := c.page(p); x.given.Has(i) {
-			c.want(x, i)
-		} else {
-			delete(c.punched.pending, p) // no READ of it is under way for which the program may wait
-			c.retire(x)
-		}
+		c.want(c.page(p))
 	}
 }
 
