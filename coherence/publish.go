@@ -381,6 +381,12 @@ func (a *Area) replicaPublishAckLocked(m *wire.PublishAck) {
 		if !a.inAreaLocked(m.Extent, i) || s == nil && m.Rode.Has(i) {
 			continue
 		}
+		if s == nil && pub.kernel.Last() && !mem.Homed(m.Extent) { // if the daemon is killed meanwhile, the next one does it again: that does no harm
+			pub.overlay(mem.OwnBase(p), i)
+			pub.pages.Remove(i)
+			x.keepsNow(i)
+			continue
+		}
 		done := a.mergesLocked(m.Extent, x, i, s != nil)
 		if pub.pages.Remove(i); s == nil && !mem.Homed(m.Extent) {
 			pub.overlay(mem.OwnBase(p), i)

@@ -124,7 +124,14 @@ func (a *Area) mergesLocked(e dsm.ExtentIndex, x *replicaExtent, i int, both boo
 	return func() { a.mergedLocked(x, i) }
 }
 
+// mergedLocked says that page i has changed, as was noted.
 func (a *Area) mergedLocked(x *replicaExtent, i int) {
+	x.keepsNow(i)
+	a.mu.mem.EndMerge()
+}
+
+// keepsNow says to the next daemon what is so of page i of what was sent.
+func (x *replicaExtent) keepsNow(i int) {
 	for pub := range x.publications() {
 		if !pub.pages.Has(i) {
 			pub.kept.Merged(i)
@@ -133,7 +140,6 @@ func (a *Area) mergedLocked(x *replicaExtent, i int) {
 			pub.kept.Without(i)
 		}
 	}
-	a.mu.mem.EndMerge()
 }
 
 // replaceLocked makes n the bytes of page i in both copies, which are the same.

@@ -1,6 +1,7 @@
 package pages
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -279,6 +280,74 @@ func TestKilledDuringASharedMerge(t *testing.T) {
 			}
 			if h.a.frames.used > 3 {
 				t.Errorf("killed at %d: %d frames are in use", kill, h.a.frames.used)
+			}
+		}
+	}
+}
+
+// TestKilledInAReplaceThatIsShared: the same where what a page is merged from is its base.
+func TestKilledInAReplaceThatIsShared(t *testing.T) {
+	const p = 1
+	for _, rule := range []dsm.MergeRule{dsm.MergeLast, dsm.MergeSum} {
+		k := mustKernel(t, rule, dsm.DTypeI64, 0)
+		for kill := range 9 {
+			h := newHeldProgram(t, 3*dsm.PageSize)
+			h.k = k
+			program := h.mem[p*dsm.PageSize:][:dsm.PageSize]
+			set := func(i int, n uint64) { binary.LittleEndian.PutUint64(program[8*i:], n) }
+			coming := fill(2)
+			for i := 8; i < dsm.PageSize; i += 16 {
+				coming[i]++
+			}
+			set(9, 77)
+			set(400, 78)
+			s := h.a.KeepSent(0, 42, dsm.Range(p, p+1), dsm.PageSet{}, nil, []byte("body"))
+			killedAt(kill, func(step func()) {
+				step()
+				note := h.a.noteIncoming(p, coming, []SentOf{{Sent: s}})
+				step()
+				half := append(append([]byte(nil), coming[:2992]...), fill(2)[2992:]...)
+				k.MergeNoted(note, p, h.a.OwnBase(p), h.a.Working(p), half)
+				step()
+				set(21, 79) // an element that is merged already
+				set(22, binary.LittleEndian.Uint64(fill(2)))
+				step()
+				k.MergeRest(note, p, h.a.OwnBase(p), h.a.Working(p), coming)
+				step()
+				h.a.frames.tag(h.a.note[7], frameIncomingMerged, p, 0)
+				copy(h.a.OwnBase(p)[:100], coming)
+				step()
+				h.a.SetBase(p, coming)
+				s.Merged(p)
+				step()
+				h.a.EndMerge()
+				step()
+			})
+			h.next()
+			h.next()
+			want, base, lacks := fill(2), fill(2), true
+			if kill > 0 {
+				copy(want, coming)
+				base, lacks = coming, false
+			}
+			put := func(i int, n uint64) { binary.LittleEndian.PutUint64(want[8*i:], n) }
+			put(9, 77)
+			if rule == dsm.MergeSum && kill > 0 {
+				put(9, 78)
+			}
+			put(400, 78)
+			if kill > 2 {
+				put(21, 79)
+				put(22, binary.LittleEndian.Uint64(fill(2)))
+			}
+			if string(program) != string(want) || string(h.a.Base(p)) != string(base) {
+				t.Errorf("%v, killed at %d: %s; the base: %s", rule, kill, differ(program, want), differ(h.a.Base(p), base))
+			}
+			if len(h.sent) != 1 || h.sent[0].Of(p).Lacks != lacks {
+				t.Errorf("%v, killed at %d: of what was sent there is %v", rule, kill, h.sent[0].Pages())
+			}
+			if h.a.frames.used > 1 {
+				t.Errorf("%v, killed at %d: %d frames are in use", rule, kill, h.a.frames.used)
 			}
 		}
 	}
