@@ -48,6 +48,16 @@ func (a *Area) mergePageLocked(e dsm.ExtentIndex, i int, x *replicaExtent, n []b
 		}
 		a.mu.kernel.Overlay(delta, i, n)
 	}
+	if clean && own {
+		mem.FollowToHome(p)
+		if delta != nil {
+			a.mu.kernel.Overlay(delta, i, mem.Working(p))
+		} else {
+			copy(mem.Working(p), n)
+		}
+		a.mergedLocked(x, i)
+		return
+	}
 	if !mem.Homed(e) && !a.bareLocked(p) && !x.unmerged(i) {
 		switch {
 		case clean && delta == nil:
@@ -63,8 +73,6 @@ func (a *Area) mergePageLocked(e dsm.ExtentIndex, i int, x *replicaExtent, n []b
 	if delta != nil && clean {
 		a.mu.kernel.Overlay(delta, i, mem.Working(p))
 		switch {
-		case own:
-			mem.FollowHome(p)
 		case mem.Homed(e): // its home was this node until just now
 			mem.SetBase(p, mem.Working(p))
 		case !a.bareLocked(p):

@@ -52,6 +52,21 @@ func (a *Area) noteReplace(p dsm.PageIndex, before, after []SentOf) {
 	a.frames.tag(a.note[1], frameToBase, uint64(p), 0)
 }
 
+// FollowToHome is called before the working copy of page p becomes what the home's bytes are, which the base is from then on: both copies are the same now, programs cannot be storing to the page, and nothing that was sent
+// is unmerged of it. The extent is homed here. EndMerge follows. Nothing is set aside: if the daemon is killed meanwhile, the next one copies the home's bytes.
+func (a *Area) FollowToHome(p dsm.PageIndex) {
+	if a.Outlives() {
+		a.noteFollow(p)
+	}
+	a.FollowHome(p)
+}
+
+// noteFollow notes that the working copy of page p is about to follow its base. The twin may go afterwards: until then it is the base, and the same as the working copy.
+func (a *Area) noteFollow(p dsm.PageIndex) {
+	a.takeNote(2)
+	a.frames.tag(a.note[1], frameToWorking, uint64(p), 0)
+}
+
 // ReplaceShared merges n into the working copy of page p, to which programs may be storing, from the base copy, by a rule. The base becomes n. after says what is so of what was sent then. EndMerge follows.
 // If the daemon is killed, the next one goes on: what it is merged from is the base, until all is merged.
 func (a *Area) ReplaceShared(k merge.Kernel, p dsm.PageIndex, n []byte, after []SentOf) {
