@@ -264,7 +264,11 @@ func (a *Area) startPublicationLocked(pub *publication) {
 	pub.seq = r.seq
 	x.pub = pub
 	a.contributesLocked(pub, +1)
-	a.keepPublicationLocked(e, pub)
+	if pub.kernel.Last() && pub.round == (dsm.RoundID{}) {
+		r.unkept = append(r.unkept, e)
+	} else {
+		a.keepPublicationLocked(e, pub)
+	}
 	a.node.stats.publishes.Add(1)
 	a.node.stats.publishedBytes.Add(uint64(len(pub.delta.Data)))
 	a.sendPublicationLocked(e, pub)
