@@ -152,6 +152,7 @@ func (a *Area) takeStepLocked(from dsm.NodeID, brief bool, event func()) (again 
 				a.localLocked()
 			}
 			a.followLocked()
+			a.keepUnansweredLocked()
 		})
 	}
 	more := a.chargeLocked()

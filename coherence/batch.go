@@ -101,7 +101,7 @@ func (a *Area) acquireBatchesLocked(from dsm.NodeID, s *subscriber, m *wire.Acqu
 // publishedLocked makes a version of what was just merged for a publisher. It calls complete when the version is, before anybody is told of it.
 func (a *Area) publishedLocked(from dsm.NodeID, v dsm.Version, changed map[dsm.ExtentIndex]dsm.PageSet, complete func()) {
 	w := &a.mu.whole
-	if s := a.mu.home.subs[from]; a.isSelf(from) && s != nil && s.batches != nil && s.batches.greeted && !s.batches.sending && w.replica == w.history.Newest() {
+	if a.newestIsHereLocked(from) {
 		w.replica = v
 	}
 	a.completedLocked(VersionInfo{Version: v, Size: a.mu.ino.Size, Writer: from})
@@ -118,6 +118,12 @@ func (a *Area) publishedLocked(from dsm.NodeID, v dsm.Version, changed map[dsm.E
 		}
 		a.pumpLocked(id, s)
 	}
+}
+
+// newestIsHereLocked reports whether a publisher is this node, and its replica has all of the newest version that is complete.
+func (a *Area) newestIsHereLocked(from dsm.NodeID) bool {
+	s := a.mu.home.subs[from]
+	return a.isSelf(from) && s != nil && s.batches != nil && s.batches.greeted && !s.batches.sending && a.mu.whole.replica == a.inPlaceVersionLocked()
 }
 
 // takesPageLocked is called before a page of a former home is put in place. Until takeoverDoneLocked the newest version is the one before.

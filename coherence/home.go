@@ -178,6 +178,10 @@ func (a *Area) homePublishLocked(from dsm.NodeID, m *wire.Publish, payload []byt
 	defer f.end()
 	a.copyPublishLocked(from, base, &f)
 
+	var dense *wire.Shared
+	if a.isSelf(from) {
+		dense = a.denseLocked(m) // before it is answered
+	}
 	ack.Version, ack.Data = x.version, x.data.Len()
 	if sub := a.mu.home.subs[from]; sub != nil {
 		// Pages that the publisher had up to date need not be pushed to it: its own bytes
@@ -189,12 +193,17 @@ func (a *Area) homePublishLocked(from dsm.NodeID, m *wire.Publish, payload []byt
 		ack.Upto = a.uptoLocked(sub)
 	}
 	a.sendLocked(from, ack)
-	for _, id := range a.subscribersLocked() {
-		s := a.mu.home.subs[id]
-		if id != from && !a.forwardLocked(id, s, &f) {
+	ids := a.subscribersLocked()
+	for _, id := range ids {
+		if s := a.mu.home.subs[id]; id != from && !a.forwardLocked(id, s, &f) {
 			s.lackLocked(m.Extent, m.Pages)
 		}
-		a.pumpLocked(id, s)
+	}
+	if dense != nil {
+		a.lendPublishLocked(m, dense)
+	}
+	for _, id := range ids {
+		a.pumpLocked(id, a.mu.home.subs[id])
 	}
 	return nil
 }

@@ -32,38 +32,53 @@ func (a *Area) mergePageLocked(e dsm.ExtentIndex, i int, x *replicaExtent, n []b
 	p := page(e, i)
 	mem := a.mu.mem
 	a.mu.cached.BeforeMerge(p)
-	clean := !x.unmerged(i) && !x.dirty.Has(i) && !a.sharedLocked() // then the working copy is the same as the base
-	if clean && delta == nil && !mem.Homed(e) && !a.bareLocked(p) {
-		a.replaceLocked(e, x, i, n)
+	h := a.mu.home.extents[e]
+	own := a.isSelf(a.rowLocked(e).Primary) && h != nil && h.version == v // else the push has waited, and the home has gone on
+	clean := !x.unmerged(i) && !x.dirty.Has(i) && !a.sharedLocked()       // then the working copy is the same as the base
+	switch {
+	case delta == nil || clean:
+	case own:
+		n = mem.Home(p)
+	default:
+		n = bytes.Clone(mem.Base(p))
+		for pub := range x.publications() {
+			if pub.seq <= contains.of(pub) && pub.pages.Has(i) { // the home had merged it before, and its ack was dropped
+				pub.overlay(n, i)
+			}
+		}
+		a.mu.kernel.Overlay(delta, i, n)
+	}
+	if clean && own {
+		mem.FollowToHome(p)
+		if delta != nil {
+			a.mu.kernel.Overlay(delta, i, mem.Working(p))
+		} else {
+			copy(mem.Working(p), n)
+		}
+		a.mergedLocked(x, i)
 		return
 	}
-	defer a.mergesLocked(e, x, i, true)()
-	if delta != nil {
-		h := a.mu.home.extents[e]
-		own := a.isSelf(a.rowLocked(e).Primary) && h != nil && h.version == v // else the push has waited, and the home has gone on
-		if clean {
-			a.mu.kernel.Overlay(delta, i, mem.Working(p))
-			switch {
-			case own:
-				mem.FollowHome(p)
-			case mem.Homed(e): // its home was this node until just now
-				mem.SetBase(p, mem.Working(p))
-			case !a.bareLocked(p):
-				a.mu.kernel.Overlay(delta, i, mem.OwnBase(p))
-			}
+	if !mem.Homed(e) && !a.bareLocked(p) && !x.unmerged(i) {
+		switch {
+		case clean && delta == nil:
+			a.replaceLocked(e, x, i, n)
+			return
+		case a.sharedLocked() && !a.mu.absence.has(e):
+			mem.ReplaceShared(a.mu.kernel, p, n, x.keptOf(i, true))
+			a.mergedLocked(x, i)
 			return
 		}
-		if own {
-			n = mem.Home(p)
-		} else {
-			n = bytes.Clone(mem.Base(p))
-			for pub := range x.publications() {
-				if pub.seq <= contains.of(pub) && pub.pages.Has(i) { // the home had merged it before, and its ack was dropped
-					pub.overlay(n, i)
-				}
-			}
-			a.mu.kernel.Overlay(delta, i, n)
+	}
+	defer a.mergesLocked(e, x, i, true)()
+	if delta != nil && clean {
+		a.mu.kernel.Overlay(delta, i, mem.Working(p))
+		switch {
+		case mem.Homed(e): // its home was this node until just now
+			mem.SetBase(p, mem.Working(p))
+		case !a.bareLocked(p):
+			a.mu.kernel.Overlay(delta, i, mem.OwnBase(p))
 		}
+		return
 	}
 	if x.unmerged(i) {
 		var mine, incoming [dsm.PageSize]byte

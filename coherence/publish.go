@@ -264,7 +264,11 @@ func (a *Area) startPublicationLocked(pub *publication) {
 	pub.seq = r.seq
 	x.pub = pub
 	a.contributesLocked(pub, +1)
-	a.keepPublicationLocked(e, pub)
+	if pub.kernel.Last() && pub.round == (dsm.RoundID{}) {
+		r.unkept = append(r.unkept, e)
+	} else {
+		a.keepPublicationLocked(e, pub)
+	}
 	a.node.stats.publishes.Add(1)
 	a.node.stats.publishedBytes.Add(uint64(len(pub.delta.Data)))
 	a.sendPublicationLocked(e, pub)
@@ -379,6 +383,12 @@ func (a *Area) replicaPublishAckLocked(m *wire.PublishAck) {
 			continue
 		}
 		if !a.inAreaLocked(m.Extent, i) || s == nil && m.Rode.Has(i) {
+			continue
+		}
+		if s == nil && pub.kernel.Last() && !mem.Homed(m.Extent) { // if the daemon is killed meanwhile, the next one does it again: that does no harm
+			pub.overlay(mem.OwnBase(p), i)
+			pub.pages.Remove(i)
+			x.keepsNow(i)
 			continue
 		}
 		done := a.mergesLocked(m.Extent, x, i, s != nil)

@@ -167,3 +167,36 @@ func TestVersionNow(t *testing.T) {
 		}
 	})
 }
+
+// onceSource is a Source of which a test counts the scans.
+type onceSource struct{ scans int }
+
+func (s *onceSource) Scan(_, _ func(off, n int64)) error {
+	s.scans++
+	return nil
+}
+func (s *onceSource) Disarm() error { return nil }
+func (s *onceSource) Arm() error    { return nil }
+
+// TestVersionLooksOnce: a version looks once for what programs have stored. A second look finds nothing, so an area of which all changes each time did not count as dense.
+func TestVersionLooksOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newOwnCase(t, 2, dsm.Spec{})
+		owner := c.nodes[0]
+		if err := c.opens(owner); err != nil {
+			t.Fatal(err)
+		}
+		c.resize(64 * dsm.PageSize)
+		c.calm()
+		c.publishes(owner, 9, 2)
+		s := new(onceSource)
+		at := &owner.area.attached
+		at.mu.Lock()
+		at.mu.tracking.Add(s, 0, 64*dsm.PageSize)
+		at.mu.Unlock()
+		c.publishes(owner, 9, 3)
+		if s.scans != 1 {
+			t.Errorf("%d scans", s.scans)
+		}
+	})
+}

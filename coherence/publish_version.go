@@ -37,7 +37,7 @@ func (a *Area) publishVersion(ctx context.Context) error {
 // versionPublishedLocked lets the next publishVersion begin.
 func (a *Area) versionPublishedLocked() { a.mu.whole.serial, a.mu.wake = false, true }
 
-// publishRounds is publishRound, and again for as long as a shrink may have had the home refuse parts, so that they came too late for the round.
+// publishRounds publishes what was found, by publishRound, and again for as long as a shrink may have had the home refuse parts, so that they came too late for the round.
 func (a *Area) publishRounds(ctx context.Context) error {
 	for {
 		var before dsm.Generation
@@ -59,7 +59,7 @@ func (a *Area) publishRound(ctx context.Context) error {
 	if id == (dsm.RoundID{}) {
 		return nil // nothing was stored
 	}
-	if err := a.contribute(ctx, id); err != nil {
+	if err := a.contributeFound(ctx, id); err != nil {
 		return err
 	}
 	var op *acquiring

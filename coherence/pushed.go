@@ -28,19 +28,8 @@ const pushCopies = pushWindow / dsm.ExtentSize
 
 // pushedBytesLocked returns the bytes of a push, with a reference for the caller. They are a copy, because the home copy will change.
 func (a *Area) pushedBytesLocked(to dsm.NodeID, m *wire.Push, bytes int) *wire.Shared {
-	h := &a.mu.home
-	x := h.extents[m.Extent]
-	if h.pushed == nil {
-		h.pushed = new(keptPushes)
-	}
-	k := h.pushed
-	k.list = slices.DeleteFunc(k.list, func(c pushCopy) bool {
-		void := h.extents[c.extent] != c.of || c.of.version != c.version || c.gen != a.mu.ino.Gen
-		if void {
-			c.data.Release()
-		}
-		return void
-	})
+	k := a.dropVoidPushesLocked()
+	x := a.mu.home.extents[m.Extent]
 	i := slices.IndexFunc(k.list, func(c pushCopy) bool { return c.of == x && c.pages == m.Pages })
 	if i < 0 {
 		s := wire.Share(bytes)
@@ -49,11 +38,7 @@ func (a *Area) pushedBytesLocked(to dsm.NodeID, m *wire.Push, bytes int) *wire.S
 			b = append(b, p...)
 		}
 		if left := a.lackingLocked(to, m.Extent, m.Pages); left > 0 {
-			if len(k.list) == pushCopies {
-				k.list[0].data.Release()
-				k.list = k.list[1:]
-			}
-			k.list = append(k.list, pushCopy{m.Extent, x, x.version, a.mu.ino.Gen, m.Pages, s.Retain(), left})
+			k.add(pushCopy{m.Extent, x, x.version, a.mu.ino.Gen, m.Pages, s.Retain(), left})
 		}
 		return s
 	}
@@ -65,6 +50,56 @@ func (a *Area) pushedBytesLocked(to dsm.NodeID, m *wire.Push, bytes int) *wire.S
 	s := c.data
 	k.list = slices.Delete(k.list, i, i+1)
 	return s
+}
+
+// denseLocked returns the bytes of a publish of this node that is not answered, with a reference, if they are all bytes of its pages, and the last store wins; else nil.
+func (a *Area) denseLocked(m *wire.Publish) *wire.Shared {
+	x := a.mu.replica.extents[m.Extent]
+	if x == nil || !a.mu.kernel.Last() {
+		return nil
+	}
+	pub := x.publish()
+	if pub == nil || pub.seq != m.Seq || len(pub.data.Bytes) != m.Pages.Len()*dsm.PageSize {
+		return nil
+	}
+	return pub.data.Retain()
+}
+
+// lendPublishLocked has the subscribers that lack what a publish has just changed get data, which denseLocked has returned: no copy of the home's bytes is made. It ends the reference.
+func (a *Area) lendPublishLocked(m *wire.Publish, data *wire.Shared) {
+	home := a.mu.home.extents[m.Extent]
+	left := a.lackingLocked(0, m.Extent, m.Pages)
+	if left == 0 || m.Pages.And(home.data) != m.Pages { // a push has no pages of zeroes
+		data.Release()
+		return
+	}
+	a.dropVoidPushesLocked().add(pushCopy{m.Extent, home, home.version, a.mu.ino.Gen, m.Pages, data, left})
+}
+
+// add adds c, in place of the oldest if there are many.
+func (k *keptPushes) add(c pushCopy) {
+	if len(k.list) == pushCopies {
+		k.list[0].data.Release()
+		k.list = k.list[1:]
+	}
+	k.list = append(k.list, c)
+}
+
+// dropVoidPushesLocked returns the copies that are kept and are what the home has.
+func (a *Area) dropVoidPushesLocked() *keptPushes {
+	h := &a.mu.home
+	if h.pushed == nil {
+		h.pushed = new(keptPushes)
+	}
+	k := h.pushed
+	k.list = slices.DeleteFunc(k.list, func(c pushCopy) bool {
+		void := h.extents[c.extent] != c.of || c.of.version != c.version || c.gen != a.mu.ino.Gen
+		if void {
+			c.data.Release()
+		}
+		return void
+	})
+	return k
 }
 
 // lackingLocked returns how many subscribers of other nodes lack exactly these pages of an extent, but for one.

@@ -46,6 +46,7 @@ type replica struct {
 	underWay   int               // bytes of publications under way
 	wants      wants             // extents to be published
 	unsent     []dsm.ExtentIndex // extents whose publications wait for credit
+	unkept     []dsm.ExtentIndex // extents of which this step has made publications that are not kept yet
 	busy       busy
 	round      uint64
 	version    dsm.Version            // newest version that is here: see arrivedLocked

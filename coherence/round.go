@@ -49,6 +49,11 @@ func (a *Area) Contribute(ctx context.Context, id dsm.RoundID) error {
 // contribute is Contribute for an area of any mode.
 func (a *Area) contribute(ctx context.Context, id dsm.RoundID) error {
 	a.collect()
+	return a.contributeFound(ctx, id)
+}
+
+// contributeFound is contribute for what is known to be stored.
+func (a *Area) contributeFound(ctx context.Context, id dsm.RoundID) error {
 	a.refreshAll()
 	if err := a.detectLayout(ctx); err != nil {
 		return err

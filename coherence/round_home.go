@@ -323,6 +323,7 @@ func (a *Area) mergeRoundLocked(hr *homeRound, writers int) {
 	}
 	v := a.drawLocked()
 	var sum merge.Staged
+	rodes := make(map[dsm.ExtentIndex]dsm.PageSet)
 	order := slices.Sorted(maps.Keys(hr.parts))
 	bases := make(map[dsm.ExtentIndex]dsm.Version, len(order)) // the versions before
 	for _, e := range order {
@@ -336,17 +337,26 @@ func (a *Area) mergeRoundLocked(hr *homeRound, writers int) {
 			x.parts[p.from] = max(x.parts[p.from], p.seq)
 		}
 		bases[e], x.version = x.version, v
+		alone := len(parts) == 1 && a.mu.kernel.Last() // then there is nothing to add up
+		var rode dsm.PageSet                           // pages whose base follows
+		rides := alone && changed != nil && a.ridesAloneLocked(e, &parts[0])
 		for i := range all.All() {
 			if changed != nil {
 				a.historyLocked().Before(page(e, i), mem.Home(page(e, i)))
 			}
-			mem.BeforeHomeWrite(page(e, i), false)
-			sum.Reset()
-			for j := range parts {
-				a.mu.kernel.Fold(&sum, &parts[j].delta, page(e, i))
+			if mem.BeforeHomeWrite(page(e, i), rides) {
+				rode.Add(i)
 			}
-			a.mu.kernel.ApplyStaged(&sum, page(e, i), writers, mem.Home(page(e, i)))
-			a.overflowedLocked(a.mu.kernel.NotFinite(page(e, i), mem.Home(page(e, i))))
+			if alone {
+				a.mu.kernel.Overlay(&parts[0].delta, i, mem.Home(page(e, i)))
+			} else {
+				sum.Reset()
+				for j := range parts {
+					a.mu.kernel.Fold(&sum, &parts[j].delta, page(e, i))
+				}
+				a.mu.kernel.ApplyStaged(&sum, page(e, i), writers, mem.Home(page(e, i)))
+				a.overflowedLocked(a.mu.kernel.NotFinite(page(e, i), mem.Home(page(e, i))))
+			}
 			h.setVersion(x, i, v)
 			a.lookAtHomeLocked(e, x, i)
 		}
@@ -355,11 +365,11 @@ func (a *Area) mergeRoundLocked(hr *homeRound, writers int) {
 		}
 		a.node.stats.publishesMerged.Add(uint64(len(parts)))
 		if changed != nil {
-			changed[e] = all
+			changed[e], rodes[e] = all, rode
 			continue
 		}
 		a.copyPagesLocked(e, bases[e])
-		a.ackPartsLocked(e, v, parts)
+		a.ackPartsLocked(e, v, parts, dsm.PageSet{})
 		for _, id := range a.subscribersLocked() {
 			h.subs[id].lackLocked(e, all)
 		}
@@ -368,7 +378,7 @@ func (a *Area) mergeRoundLocked(hr *homeRound, writers int) {
 		a.publishedLocked(hr.finish.Nodes[0], v, changed, func() {
 			a.copyVersionLocked(bases)
 			for _, e := range order {
-				a.ackPartsLocked(e, v, hr.parts[e])
+				a.ackPartsLocked(e, v, hr.parts[e], rodes[e])
 			}
 		})
 		return
@@ -378,10 +388,17 @@ func (a *Area) mergeRoundLocked(hr *homeRound, writers int) {
 	}
 }
 
-// ackPartsLocked says that parts are merged.
-func (a *Area) ackPartsLocked(e dsm.ExtentIndex, v dsm.Version, parts []stagedPart) {
+// ridesAloneLocked reports whether the base copy may follow the home while that merges a version that is one part of an extent: it is all that this node has sent of
+// the extent, and the replica on this node has all that is older.
+func (a *Area) ridesAloneLocked(e dsm.ExtentIndex, p *stagedPart) bool {
+	x := a.mu.replica.extents[e]
+	return x != nil && len(x.parts) == 1 && x.pub == nil && x.parts[0].seq == p.seq && a.newestIsHereLocked(p.from) && !a.apartLocked(e)
+}
+
+// ackPartsLocked says that parts are merged. The base copy of this node has followed already of the pages that rode.
+func (a *Area) ackPartsLocked(e dsm.ExtentIndex, v dsm.Version, parts []stagedPart, rode dsm.PageSet) {
 	for i := range parts {
-		a.sendLocked(parts[i].from, &wire.PublishAck{Stamp: a.stampLocked(), Extent: e, Seq: parts[i].seq, Version: v, Data: a.mu.home.extents[e].data.Len()})
+		a.sendLocked(parts[i].from, &wire.PublishAck{Stamp: a.stampLocked(), Extent: e, Seq: parts[i].seq, Version: v, Data: a.mu.home.extents[e].data.Len(), Rode: rode})
 	}
 }
 

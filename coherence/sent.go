@@ -61,6 +61,21 @@ func (a *Area) keepPublicationLocked(e dsm.ExtentIndex, pub *publication) {
 	pub.kept = a.mu.mem.KeepSent(e, uint64(pub.seq), pub.pages, snaps, head, append(body, []byte(l.Parts))...)
 }
 
+// keepUnansweredLocked keeps the publications that the step has made, before they leave the node. One whose home is this node has mostly been answered by then:
+// if the daemon is killed within the step, what is not merged yet still differs from the base copy. With rules that add, that is not enough.
+func (a *Area) keepUnansweredLocked() {
+	r := &a.mu.replica
+	for _, e := range r.unkept {
+		if int(e) >= r.n {
+			continue
+		}
+		if pub := a.extentLocked(e).publish(); pub != nil && pub.kept == nil {
+			a.keepPublicationLocked(e, pub)
+		}
+	}
+	r.unkept = r.unkept[:0]
+}
+
 func bit(b bool) uint64 {
 	if b {
 		return 1
@@ -124,7 +139,14 @@ func (a *Area) mergesLocked(e dsm.ExtentIndex, x *replicaExtent, i int, both boo
 	return func() { a.mergedLocked(x, i) }
 }
 
+// mergedLocked says that page i has changed, as was noted.
 func (a *Area) mergedLocked(x *replicaExtent, i int) {
+	x.keepsNow(i)
+	a.mu.mem.EndMerge()
+}
+
+// keepsNow says to the next daemon what is so of page i of what was sent.
+func (x *replicaExtent) keepsNow(i int) {
 	for pub := range x.publications() {
 		if !pub.pages.Has(i) {
 			pub.kept.Merged(i)
@@ -133,7 +155,6 @@ func (a *Area) mergedLocked(x *replicaExtent, i int) {
 			pub.kept.Without(i)
 		}
 	}
-	a.mu.mem.EndMerge()
 }
 
 // replaceLocked makes n the bytes of page i in both copies, which are the same.

@@ -28,6 +28,7 @@ import (
 //	taken    the working copy and the base of a draft, while the first takes what a program has stored: see BeginTake
 //	draft    what the memory of a draft is merged from, what comes in, and how far that is: see Refresh
 //	to base, to working    what comes in goes to one of the copies, and the other is whole: see Replace
+//	incoming what comes in to such a page where programs store: see ReplaceShared. It has a note of its own
 //	refreshing, refreshed  what is in the working copy goes to the memory of a draft; to its base: see Refresh
 //	sent     pieces of what was sent, and not answered: see KeepSent
 //	sets     which sets of what was sent have the page that is being changed; and how that is when a merge is done with which the next daemon goes on
@@ -63,6 +64,9 @@ const (
 	frameRefreshing
 	frameRefreshed
 	frameConflicts
+	frameIncoming
+	frameIncomingNote
+	frameIncomingMerged
 )
 
 // ofNoArea is in the tags of frames that are no area's.
@@ -301,7 +305,7 @@ func (l Left) TakeBoth(k merge.Kernel, size, least int64) (a *Area, sent []*Sent
 		putSets(p, left[frameSets], sent)
 	}
 	a.mergeAgain(k, left, sent, within)
-	a.replaceAgain(left, sent, within)
+	a.replaceAgain(k, left, sent, within)
 	if err := a.takeDrafts(l, end); err != nil {
 		return nil, nil, a.fail("restore", err)
 	}
@@ -319,7 +323,7 @@ func (l Left) TakeBoth(k merge.Kernel, size, least int64) (a *Area, sent []*Sent
 		a.frames.tag(next.frame, frameGiven, next.arg, 0)
 		left[frameGiven] = append(left[frameGiven], next)
 	}
-	for _, kind := range []frameKind{frameWorking, frameBase, frameBefore, frameComing, frameStored, frameMine, frameNote, frameAfter, frameTaken, frameTakenBase, frameDraftNote, frameDraftMine, frameDraftComing, frameSets, frameSetsAfter, frameToBase, frameToWorking, frameRefreshing, frameRefreshed} {
+	for _, kind := range []frameKind{frameWorking, frameBase, frameBefore, frameComing, frameStored, frameMine, frameNote, frameAfter, frameTaken, frameTakenBase, frameDraftNote, frameDraftMine, frameDraftComing, frameSets, frameSetsAfter, frameToBase, frameToWorking, frameRefreshing, frameRefreshed, frameIncoming, frameIncomingNote, frameIncomingMerged} {
 		for _, x := range left[kind] {
 			a.frames.put(x.frame)
 		}

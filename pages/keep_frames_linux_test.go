@@ -386,51 +386,6 @@ func TestKilledWhileAWriteIsTaken(t *testing.T) {
 	look("the g before is still there", 9, 6)
 }
 
-// TestKilledInAReplace: the next daemon has a page as before in both copies, or as after, and what was sent of it likewise.
-func TestKilledInAReplace(t *testing.T) {
-	const size, p = 4 * dsm.PageSize, 2
-	for kill := range 5 {
-		m, a, _ := newHeldReplica(t, size)
-		copy(a.Working(p), fill(3))
-		a.SetBase(p, fill(3))
-		s := a.KeepSent(0, 7, dsm.Range(0, 4), dsm.PageSet{}, nil, []byte("x"))
-		before := s.Of(p)
-		after := before
-		after.Lacks = false
-		switch n := fill(5); kill {
-		case 0: // in the midst of the base
-			a.noteReplace(p, []SentOf{before}, []SentOf{after})
-			copy(a.OwnBase(p)[:1000], n)
-		case 1: // in the midst of the working copy
-			a.Replace(p, n, []SentOf{before}, []SentOf{after})
-			copy(a.Working(p)[1000:], fill(3))
-		case 2:
-			a.Replace(p, n, []SentOf{before}, []SentOf{after})
-		case 3:
-			a.Replace(p, n, []SentOf{before}, []SentOf{after})
-			s.Merged(p)
-		case 4:
-			a.Replace(p, n, []SentOf{before}, []SentOf{after})
-			s.Merged(p)
-			a.EndMerge()
-		}
-		for daemon := range 2 {
-			a, sent, _ := nextDaemon(t, m, size, size)
-			want := byte(5)
-			if kill == 0 {
-				want = 3
-			}
-			if string(a.Working(p)) != string(fill(want)) || string(a.Base(p)) != string(fill(want)) {
-				t.Errorf("killed at %d, daemon %d: the copies have %d and %d, want %d", kill, daemon, a.Working(p)[:2], a.Base(p)[:2], want)
-			}
-			if len(sent) != 1 || sent[0].Of(p).Lacks != (kill == 0) || !sent[0].Of(1).Lacks {
-				t.Errorf("killed at %d, daemon %d: the base lacks %v of what was sent", kill, daemon, sent[0].Pages())
-			}
-			a.WorkingIsNewest()
-		}
-	}
-}
-
 // TestAttachAfterAKill: the page cache may have any page as it was given by the daemon before. A program that attaches now does not store before that is
 // invalidated: then nobody would know what the page cache has.
 func TestAttachAfterAKill(t *testing.T) {

@@ -52,8 +52,62 @@ func (a *Area) noteReplace(p dsm.PageIndex, before, after []SentOf) {
 	a.frames.tag(a.note[1], frameToBase, uint64(p), 0)
 }
 
-// replaceAgain ends what an earlier daemon had begun by Replace.
-func (a *Area) replaceAgain(left map[frameKind][]tagged, sent []*Sent, within func(tagged) bool) {
+// FollowToHome is called before the working copy of page p becomes what the home's bytes are, which the base is from then on: both copies are the same now, programs cannot be storing to the page, and nothing that was sent
+// is unmerged of it. The extent is homed here. EndMerge follows. Nothing is set aside: if the daemon is killed meanwhile, the next one copies the home's bytes.
+func (a *Area) FollowToHome(p dsm.PageIndex) {
+	if a.Outlives() {
+		a.noteFollow(p)
+	}
+	a.FollowHome(p)
+}
+
+// noteFollow notes that the working copy of page p is about to follow its base. The twin may go afterwards: until then it is the base, and the same as the working copy.
+func (a *Area) noteFollow(p dsm.PageIndex) {
+	a.takeNote(2)
+	a.frames.tag(a.note[1], frameToWorking, uint64(p), 0)
+}
+
+// ReplaceShared merges n into the working copy of page p, to which programs may be storing, from the base copy, by a rule. The base becomes n. after says what is so of what was sent then. EndMerge follows.
+// If the daemon is killed, the next one goes on: what it is merged from is the base, until all is merged.
+func (a *Area) ReplaceShared(k merge.Kernel, p dsm.PageIndex, n []byte, after []SentOf) {
+	if !a.Outlives() {
+		k.MergeShared(p, a.OwnBase(p), a.Working(p), n)
+		a.SetBase(p, n)
+		return
+	}
+	k.MergeNoted(a.noteIncoming(p, n, after), p, a.OwnBase(p), a.Working(p), n)
+	a.frames.tag(a.note[7], frameIncomingMerged, uint64(p), 0)
+	a.SetBase(p, n)
+}
+
+// noteIncoming notes what ReplaceShared is about to do, and returns where it says how far it is.
+func (a *Area) noteIncoming(p dsm.PageIndex, n []byte, after []SentOf) (note []byte) {
+	a.takeNote(8)
+	a.noteSets(6, frameSetsAfter, p, after)
+	note = a.note[4].mem[:merge.NoteSize]
+	clear(note)
+	copy(a.note[7].mem, n)
+	a.frames.tag(a.note[4], frameIncomingNote, uint64(p), 0)
+	a.frames.tag(a.note[7], frameIncoming, uint64(p), 0)
+	return note
+}
+
+// replaceAgain ends what an earlier daemon had begun by Replace or ReplaceShared.
+func (a *Area) replaceAgain(k merge.Kernel, left map[frameKind][]tagged, sent []*Sent, within func(tagged) bool) {
+	for _, x := range left[frameIncoming] {
+		for _, note := range left[frameIncomingNote] {
+			if p := dsm.PageIndex(x.arg); within(x) {
+				k.MergeRest(note.mem, p, a.base.page(p), a.working.page(p), x.mem)
+				a.frames.tag(x.frame, frameIncomingMerged, x.arg, 0)
+			}
+		}
+	}
+	for _, x := range slices.Concat(left[frameIncoming], left[frameIncomingMerged]) {
+		if p := dsm.PageIndex(x.arg); within(x) {
+			copy(a.base.page(p), x.mem)
+			putSets(p, left[frameSetsAfter], sent)
+		}
+	}
 	for _, x := range left[frameToBase] {
 		if p := dsm.PageIndex(x.arg); within(x) {
 			copy(a.base.page(p), a.working.page(p))

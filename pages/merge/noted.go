@@ -36,6 +36,9 @@ const (
 // Adds reports whether a merge by the rule changes something when it is done twice.
 func (k Kernel) Adds() bool { return k.op == opSum }
 
+// Last reports whether the last store to an element wins by the rule.
+func (k Kernel) Last() bool { return k.op == opLast }
+
 // MergeNoted is MergeShared for a merge that must not be done twice.
 func (k Kernel) MergeNoted(note []byte, p dsm.PageIndex, base, working, incoming []byte) {
 	k.swapPage(p, working, base, incoming, false, &noted{note: words(note[:NoteSize])})
