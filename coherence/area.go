@@ -217,6 +217,7 @@ func (a *Area) note(event func()) {
 		a.wakingWhenToldLocked(event)
 		a.localLocked()
 		a.followLocked() // another goroutine may be sending at this moment, and it sends all that is there
+		a.keepUnansweredLocked()
 	}
 }
 
