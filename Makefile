@@ -5,7 +5,7 @@
 # make bench   measures against yardsticks of the same machine
 # make fuzz    every fuzz target for a while; FUZZTIME=30s
 # make simulate the simulator of the data plane with new seeds: RUNS=200 of each kind
-# make seeds   4,620 of its runs, with the same seeds each time, as CI has them
+# make seeds   4,920 of its runs, with the same seeds each time, as CI has them
 # make install the program, its mount helper, manual, completions and systemd unit: PREFIX=/usr/local, DESTDIR=
 # make uninstall  removes what install has put there
 # make clean   removes what the others made here

@@ -134,6 +134,23 @@ func TestKilledWhileAStoreIsGivenUp(t *testing.T) {
 	})
 }
 
+// TestKilledWhileAStoreIsGivenUpTwice: the next daemon compares as well, and gives the store up again. It is among the conflicts once, until the same happens once more.
+func TestKilledWhileAStoreIsGivenUpTwice(t *testing.T) {
+	heldParted(t, func(p *parting) {
+		p.apart("", "11.1", "22")
+		p.lost()
+		p.comesBack(p.n)
+		theirs := make([]byte, dsm.PageSize)
+		copy(theirs, "22aabbbbcccc")
+		p.killedAtStore(func(a *Area) { a.mergePageLocked(0, 0, a.extentLocked(0), theirs, nil, 0, contained{}) })
+		p.killed()
+		p.published(p.n)
+		p.wants("22a1bbbbcccc", "0: 22, not 11")
+		p.meet("11", "33")
+		p.wants("33a1bbbbcccc", "0: 22, not 11", "0: 33, not 11")
+	})
+}
+
 // TestKilledWhileStoresAreForfeit: likewise, and the next daemon gives them up, too. What is kept already is not kept twice.
 func TestKilledWhileStoresAreForfeit(t *testing.T) {
 	heldParted(t, func(p *parting) {

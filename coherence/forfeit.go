@@ -30,6 +30,7 @@ func (a *Area) Forfeit() {
 	a.step(func() {
 		if a.forfeitsLocked() {
 			a.forfeitLocked()
+			a.startPublicationsLocked() // calls may wait for what was taken back
 		}
 	})
 }

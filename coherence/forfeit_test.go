@@ -38,3 +38,38 @@ func TestForfeitAfterAKill(t *testing.T) {
 		})
 	}
 }
+
+// TestForfeitEndsTheWait: a publish waits when all that it has is given up, because the node is back or because the programs close the file. Nothing else comes to the extent: nobody has published there.
+func TestForfeitEndsTheWait(t *testing.T) {
+	for _, closes := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newHomed(t, 2, dsm.Inode{Size: dsm.ExtentSize})
+			n := s.nodes[1]
+			n.open(true)
+			s.calm()
+			put(t, n, 7)
+			n.ask("publish", n.area.Publish, nil)
+			s.rest()
+			for k := range s.net {
+				for len(s.net[k]) > 0 {
+					if f := s.take(k); f.shared != nil {
+						f.shared.Release()
+					}
+				}
+			}
+			n.lost.Store(true)
+			if closes {
+				n.area.Forfeit()
+				n.lost.Store(false)
+			} else {
+				s.isEvicted(n)
+				s.comesBack(n)
+			}
+			s.calm()
+			want(t, n, 0)
+			if n.area.ConflictCount() == 0 {
+				t.Error("what is given up is not kept")
+			}
+		})
+	}
+}

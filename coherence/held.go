@@ -22,13 +22,13 @@ func (n *Node) heldMemory(id dsm.AreaID, size int64, demand bool) (*pages.Area, 
 }
 
 // Resume takes over the areas of the daemon that was killed. The catalog must be up to date, and no area open. alone says that the node is still the home of all that
-// it was the home of.
-func (n *Node) Resume(ctx context.Context, alone bool) error {
+// it was the home of, evicted that the cluster has evicted it.
+func (n *Node) Resume(ctx context.Context, alone, evicted bool) error {
 	if err := n.resumeConflicts(); err != nil {
 		return err
 	}
 	if !alone {
-		return n.resumeAmong(ctx)
+		return n.resumeAmong(ctx, evicted)
 	}
 	var failed []error
 	for _, left := range n.cfg.Store.Areas() {
@@ -79,7 +79,7 @@ func (a *Area) resumeAttachedLocked(left pages.Left, least, uncertain int64) err
 		s.Drop()
 	}
 	a.becomeHomeLocked(mem)
-	return a.replicaOfLocked(nil, least)
+	return a.replicaOfLocked(nil, least, false)
 }
 
 // resumeLocked makes the node the home of the bytes in mem.

@@ -43,7 +43,7 @@ func (x *aloneNode) daemon() *Node {
 	}
 	first := x.m.Word(hold.Daemons).Add(1) << 40
 	n := New(Config{Self: 1, View: x.view, Sender: nowhere{}, Log: slog.New(slog.DiscardHandler), Store: store, First: first, Linger: time.Hour})
-	if err := n.Resume(x.t.Context(), true); err != nil {
+	if err := n.Resume(x.t.Context(), true, false); err != nil {
 		x.t.Fatal(err)
 	}
 	return n

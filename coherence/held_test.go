@@ -40,7 +40,7 @@ func TestHeldStoresAreThereForTheNextDaemon(t *testing.T) {
 		store, err := pages.NewKeep(m, nil)
 		must(err)
 		n := New(Config{Self: 1, View: view, Sender: nowhere{}, Log: slog.New(slog.DiscardHandler), Store: store, Linger: time.Hour})
-		must(n.Resume(ctx, true))
+		must(n.Resume(ctx, true, false))
 		for id := dsm.AreaID(1); id <= 2; id++ {
 			a, err := n.Open(ctx, id, true)
 			must(err)
@@ -92,7 +92,7 @@ func TestAnotherNodeIsThereWhenOneResumesAlone(t *testing.T) {
 	mem.Home(3)[0] = 7
 	ctx := t.Context()
 	n := New(Config{Self: 1, View: &slowPair{view: oneHome(), size: dsm.ExtentSize}, Sender: nowhere{}, Log: slog.New(slog.DiscardHandler), Store: store, Linger: time.Hour})
-	must(n.Resume(ctx, true))
+	must(n.Resume(ctx, true, false))
 	a, err := n.Open(ctx, 1, false)
 	must(err)
 	var got [1]byte

@@ -17,6 +17,9 @@ func (n *Node) Rejoined() {
 			n.SessionReset(m.ID)
 		}
 	}
+	for _, a := range n.all() { // calls may wait for a publish of which all is given up: then nothing comes that has it end
+		a.step(a.startPublicationsLocked)
+	}
 }
 
 // returnedLocked follows other nodes that have joined again since the view old: they have no subscription, and what this node has under way

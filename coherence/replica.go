@@ -499,7 +499,7 @@ func (a *Area) replicaResizedLocked(was, is int64) {
 		x.truncated()
 		r.setOutdated(x, dsm.PageSet{})
 		delete(r.extents, e)
-		a.mu.absence.forget(e)
+		a.endComparisonLocked(e)
 	}
 	r.n = a.extentsLocked()
 	a.startPublicationsLocked()

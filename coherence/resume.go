@@ -17,7 +17,7 @@ import (
 
 // resumeAmong takes over the areas of the daemon that was killed, if others are in the cluster. An area that no program can have stored
 // to is dropped: the homes have all of it. Resumed follows.
-func (n *Node) resumeAmong(ctx context.Context) error {
+func (n *Node) resumeAmong(ctx context.Context, evicted bool) error {
 	n.resuming.Store(true)
 	var failed []error
 	for _, left := range n.cfg.Store.Areas() {
@@ -39,7 +39,7 @@ func (n *Node) resumeAmong(ctx context.Context) error {
 				a.step(func() {
 					a.inodeChangedLocked(now)                 // the catalog may not have told yet, or will not before this is over
 					if done = a.mu.ino.Rev == now.Rev; done { // else it has changed once more
-						err = a.resumeReplicaLocked(left, least, uncertain)
+						err = a.resumeReplicaLocked(left, least, uncertain, evicted)
 					}
 				})
 			}
@@ -59,7 +59,11 @@ func (n *Node) Resumed() {
 		a.step(func() {
 			r := &a.mu.replica
 			if a.mu.absence != nil { // what is given up from here on is not what the daemon before was about to give up
-				defer func() { a.mu.absence.before = 0 }()
+				defer func() {
+					if !a.mu.absence.compares() {
+						a.mu.absence.before = 0
+					}
+				}()
 			}
 			if !r.subscribed {
 				return
@@ -80,13 +84,14 @@ func (n *Node) Resumed() {
 }
 
 // resumeReplicaLocked makes a replica of what was left. All pages are here, of a version that is not known. The area has been as short as least since. From the
-// byte uncertain on others may have truncated what programs see.
-func (a *Area) resumeReplicaLocked(left pages.Left, least, uncertain int64) error {
+// byte uncertain on others may have truncated what programs see. evicted is that of Resume.
+func (a *Area) resumeReplicaLocked(left pages.Left, least, uncertain int64, evicted bool) error {
 	_, sent, err := a.takeBothLocked(left, least, uncertain)
 	if err != nil {
 		return err
 	}
-	return a.replicaOfLocked(sent, least)
+	a.compareLeftLocked()
+	return a.replicaOfLocked(sent, least, evicted)
 }
 
 // takeBothLocked takes both copies of what was left, and what was sent and not answered.
@@ -107,8 +112,8 @@ func (a *Area) takeBothLocked(left pages.Left, least, uncertain int64) (mem *pag
 	return mem, sent, nil
 }
 
-// replicaOfLocked makes the replica of what was taken.
-func (a *Area) replicaOfLocked(sent []*pages.Sent, least int64) error {
+// replicaOfLocked makes the replica of what was taken. evicted is that of Resume.
+func (a *Area) replicaOfLocked(sent []*pages.Sent, least int64, evicted bool) error {
 	mem, r := a.mu.mem, &a.mu.replica
 	r.subscribed, r.n = true, a.extentsLocked()
 	r.onRequest = a.defersLocked()
@@ -146,8 +151,11 @@ func (a *Area) replicaOfLocked(sent []*pages.Sent, least int64) error {
 		}
 	})
 	a.draftsLeftLocked()
-	if a.forfeitsLocked() { // the cluster has evicted this node meanwhile
+	switch {
+	case a.forfeitsLocked(): // the cluster has evicted this node meanwhile
 		a.takeBackAllLocked()
+	case evicted: // as in returningLocked
+		a.compareLocked(false, func(dsm.ExtentIndex) bool { return true })
 	}
 	a.resubscribeLocked(a.slotsLocked(0))
 	a.markAgainLocked()

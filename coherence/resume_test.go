@@ -253,10 +253,10 @@ func TestResumeBeforeTheCatalogTells(t *testing.T) {
 	n.ino.Rev++
 	n.ino.Size++
 	s.mu.Unlock()
-	if err := n.node.Resume(ended, false); !errs.Is(err, errs.Timeout) {
+	if err := n.node.Resume(ended, false, false); !errs.Is(err, errs.Timeout) {
 		t.Errorf("it ends with %v", err)
 	}
-	if err := n.node.Resume(t.Context(), false); err != nil {
+	if err := n.node.Resume(t.Context(), false, false); err != nil {
 		t.Fatal(err)
 	}
 	if a := n.area; !a.mu.replica.subscribed || a.mu.ino != n.ino || a.mu.mem.Size() != n.ino.Size {

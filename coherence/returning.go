@@ -64,13 +64,6 @@ func (b *absence) has(e dsm.ExtentIndex) bool {
 	return ok
 }
 
-// forget follows an extent that was truncated.
-func (b *absence) forget(e dsm.ExtentIndex) {
-	if b != nil {
-		delete(b.returning, e)
-	}
-}
-
 // compares reports whether extents are being compared.
 func (b *absence) compares() bool { return b != nil && len(b.returning) > 0 }
 
@@ -119,6 +112,26 @@ func (a *Area) compareLocked(wins bool, which func(e dsm.ExtentIndex) bool) {
 			continue
 		}
 		a.absentLocked().returning[e] = comparison{wins: wins}
+		a.mu.mem.IsCompared(e, wins)
+	}
+}
+
+// compareLeftLocked goes on with the comparisons of a daemon that was killed. They begin anew: what it has compared is in the base copy.
+func (a *Area) compareLeftLocked() {
+	for e, wins := range a.mu.mem.Compared() {
+		if int(e) >= a.extentsLocked() {
+			a.mu.mem.WasCompared(e)
+			continue
+		}
+		a.absentLocked().returning[e] = comparison{wins: wins}
+	}
+}
+
+// endComparisonLocked ends the comparison of an extent, or says that it was truncated.
+func (a *Area) endComparisonLocked(e dsm.ExtentIndex) {
+	if a.mu.absence.has(e) {
+		delete(a.mu.absence.returning, e)
+		a.mu.mem.WasCompared(e)
 	}
 }
 
@@ -215,7 +228,7 @@ func (a *Area) comparedAllLocked() bool {
 				continue
 			}
 		}
-		delete(b.returning, e)
+		a.endComparisonLocked(e)
 		any = true
 		if x == nil { // it was truncated
 			continue
@@ -230,6 +243,7 @@ func (a *Area) comparedAllLocked() bool {
 	}
 	a.startPublicationsLocked()
 	if len(b.returning) == 0 {
+		b.before = 0
 		a.tellOfConflictsLocked("programs here and others have stored to the same elements while a node was cut off: the values of the majority stay")
 	}
 	a.mu.wake = true

@@ -42,9 +42,12 @@ func (n *simNode) follow() {
 	}
 	s.mu.Unlock()
 	n.newDaemon()
-	s.changeView(func(v *dsm.View) { v.Members[n.i].Since = v.Epoch })
+	evicted := s.lastView().Members[n.i].Gone
+	s.changeView(func(v *dsm.View) { v.Members[n.i].Since, v.Members[n.i].Gone = v.Epoch, false })
+	s.setAway(n, false)
+	n.fenced.Store(false)
 	n.snapshot()
-	if err := n.node.Resume(s.t.Context(), false); err != nil {
+	if err := n.node.Resume(s.t.Context(), false, evicted); err != nil {
 		s.t.Fatal(err)
 	}
 	a, err := n.node.Reopen(s.t.Context(), simArea, true)

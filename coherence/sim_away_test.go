@@ -1,6 +1,7 @@
 package coherence
 
 import (
+	"context"
 	"maps"
 	"reflect"
 
@@ -167,16 +168,20 @@ func (s *sim) delays(k link) bool {
 	return rev.IsValid() && rev.Uint() > uint64(to.ino.Rev) || epoch.IsValid() && epoch.Uint() > uint64(to.view.Epoch)
 }
 
-// awaitBack returns when the node is a member: the catalog answers it no earlier.
-func (n *simNode) awaitBack() {
+// awaitBack returns when the node is a member: the catalog answers it no earlier. If the daemon is killed before, it is an error.
+func (n *simNode) awaitBack(ctx context.Context) error {
 	for {
 		n.sim.mu.Lock()
 		away, changed := n.away, n.changed
 		n.sim.mu.Unlock()
 		if !away {
-			return
+			return nil
 		}
-		<-changed
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
 }
 
@@ -192,6 +197,11 @@ var awayCases = []simCase{
 	{name: "sum-alone-away", ino: sumOf(dsm.DTypeI32, dsm.ApplyAuto), aways: true, alone: true, tally: intTally, rules: addsRule, store: addOnes, check: checkOnes},
 	{name: "round-away", ino: sumOf(dsm.DTypeI32, dsm.ApplyAuto), aways: true, rounds: true, tally: intTally, rules: applyRule, store: addOnes, check: checkOnes},
 	{name: "round-alone-away", ino: sumOf(dsm.DTypeI32, dsm.ApplyAuto), aways: true, alone: true, rounds: true, tally: intTally, rules: applyRule, store: addOnes, check: checkOnes},
+	{name: "last-away-restart", ino: dsm.Inode{Size: simSize}, aways: true, restarts: true, rules: bytesRule, store: storeBytes, check: checkBytes},
+	{name: "auto-away-restart", ino: dsm.Inode{Size: simSize}, aways: true, restarts: true, auto: true, rules: bytesRule, store: storeBytes, check: checkBytes},
+	{name: "sum-away-restart", ino: sumOf(dsm.DTypeI32, dsm.ApplyAuto), aways: true, restarts: true, tally: intTally, rules: addsRule, store: addOnes, check: checkOnes},
+	{name: "locks-away-restart", ino: dsm.Inode{Size: simSize}, aways: true, restarts: true, locks: true, rules: applyRule, store: storeBytes, check: checkBytes},
+	{name: "last-attached-away-restart", ino: dsm.Inode{Size: simSize, Spec: dsm.Spec{Apply: dsm.ApplyArrival}}, aways: true, restarts: true, attaches: true, rules: heldRule, store: storeBytes, check: checkBytes},
 	{name: "max-away", ino: bestOf(dsm.MergeMax, dsm.DTypeI32, dsm.ApplyAuto), aways: true, careful: true, rules: applyRule, store: findBest, check: checkBest},
 }
 

@@ -176,12 +176,14 @@ func underOf(t reflect.Type) under {
 }
 
 // SlotsReady commits a view in which the handover of the slots is over.
-func (n *simNode) SlotsReady(_ context.Context, slots []dsm.Slot, e dsm.Epoch) error {
+func (n *simNode) SlotsReady(ctx context.Context, slots []dsm.Slot, e dsm.Epoch) error {
 	s := n.sim
 	if n == s.taker {
 		<-time.After(20 * time.Millisecond) // it serves the slots already, and may die before anybody else knows
 	}
-	n.awaitBack()
+	if err := n.awaitBack(ctx); err != nil {
+		return err
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if n.dead {
@@ -215,6 +217,9 @@ func (s *sim) calm(left ...string) {
 	for i := 0; ; i++ {
 		if i == 200_000 {
 			s.t.Errorf("no rest after %d events", i)
+			for _, q := range s.requests {
+				s.t.Errorf("node %d: %s is not answered", q.n.i, q.what)
+			}
 			s.explain()
 			s.t.FailNow()
 		}

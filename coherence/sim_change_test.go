@@ -32,17 +32,14 @@ func (k *fakeKernel) writeThrough(off int64, b byte) {
 	k.change = w
 	w.send = func() {
 		w.send = nil
-		shrinks, stays := k.n.sim.seen.shrinks, k.n.applied > k.n.sim.seen.lastShrink && off < k.n.ino.Size
+		wrote := k.n.writes(off, b)
 		k.n.ask("write", func(ctx context.Context) error { return k.n.area.WriteAt(ctx, []byte{b}, off) }, func(err error) {
 			k.change = nil
 			if c := k.cache[p]; c != nil && c == w.page { // also if it was refused
 				c.given[off%dsm.PageSize] = b
 			}
-			if err != nil {
-				return
-			}
-			if stays && shrinks == k.n.sim.seen.shrinks {
-				k.n.given[off] = k.n.sim.seen.storeOf(off, b)
+			if err == nil {
+				wrote()
 			}
 		}).firm = true
 	}

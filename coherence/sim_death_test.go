@@ -152,9 +152,11 @@ func (r *simRun) endDeath() {
 
 // HandoverFailed commits a view in which slots are with this node again, or given up. Who may have served them has had its backups wait for what
 // it said.
-func (n *simNode) HandoverFailed(_ context.Context, back, lost []dsm.Slot, e dsm.Epoch) error {
+func (n *simNode) HandoverFailed(ctx context.Context, back, lost []dsm.Slot, e dsm.Epoch) error {
 	s := n.sim
-	n.awaitBack()
+	if err := n.awaitBack(ctx); err != nil {
+		return err
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	v := s.lastViewLocked().Clone()

@@ -162,12 +162,10 @@ func (k *fakeKernel) writePast(off int64, b byte) {
 		k.fault(p)
 	}
 	k.past[p] = true
-	shrinks, stays := k.n.sim.seen.shrinks, k.n.applied > k.n.sim.seen.lastShrink && off < k.n.ino.Size
+	wrote := k.n.writes(off, b)
 	k.n.ask("write", func(ctx context.Context) error { return k.n.area.WriteDirect(ctx, []byte{b}, off) }, func(error) {
 		delete(k.past, p)
-		if stays && shrinks == k.n.sim.seen.shrinks {
-			k.n.given[off] = k.n.sim.seen.storeOf(off, b)
-		}
+		wrote()
 	}).firm = true
 }
 

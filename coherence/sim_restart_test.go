@@ -59,7 +59,12 @@ func (r *simRun) restartOn() {
 		return
 	}
 	n := r.aNode()
-	if r.kind.attaches && len(n.attached) == 0 && r.rng.IntN(4) > 0 {
+	if r.kind.aways && r.rng.IntN(2) == 0 { // where there is the most to go wrong
+		if o := r.unsettled(); o != nil {
+			n = o
+		}
+	}
+	if r.kind.attaches && r.awayNode() == nil && len(n.attached) == 0 && r.rng.IntN(4) > 0 {
 		n.attach() // so that there are programs which go on
 		r.calm("wait")
 		return
@@ -67,6 +72,22 @@ func (r *simRun) restartOn() {
 	if v := r.lastView().Clone(); r.goesBack(v, n) {
 		r.restart(n)
 	}
+}
+
+// unsettled is a node that is evicted, or compares what it has stored meanwhile; or nil.
+func (r *simRun) unsettled() *simNode {
+	for _, n := range r.programNodes() {
+		if n.area == nil {
+			continue
+		}
+		n.area.mu.Lock()
+		compares := n.area.mu.absence.compares()
+		n.area.mu.Unlock()
+		if compares || n.away {
+			return n
+		}
+	}
+	return nil
 }
 
 // madeConflicts is where those begin that nothing but conflictOn finds.
@@ -189,6 +210,9 @@ func (r *simRun) restart(n *simNode) {
 			return // the kernel would ask again
 		}
 	}
+	if h := n.kernel.change; r.kind.locks && h != nil && h.answered {
+		return // the next daemon does not know of the hole: see pages/cached_punched.go
+	}
 	n.dying = true
 	for _, q := range r.requests {
 		if q.n == n {
@@ -242,27 +266,22 @@ func (r *simRun) restart(n *simNode) {
 	n.kernel.out, n.kernel.done = nil, nil
 	n.newDaemon()
 	clear(n.merged)
-	memory := n.area
-	n.area = nil
-	if r.rng.IntN(2) == 0 { // it takes a while
-		r.setAway(n, true)
-		for range r.rng.IntN(20) {
-			r.event(r.other(n))
-			r.rest()
-			n.area = memory
-			r.storeMeanwhile(n)
-			n.area = nil
-		}
-		r.setAway(n, false)
-		v = r.lastView().Clone()
-		v.Epoch++
-		if !r.goesBack(v, n) {
-			r.t.Fatal("somebody has nothing but at a node whose daemon was killed")
-		}
+	r.untilNext(n)
+	v = r.lastView().Clone()
+	v.Epoch++
+	m := &v.Members[n.i]
+	evicted := m.Gone
+	if evicted { // it joins again
+		m.Gone, m.Leaving, m.Inc = false, false, m.Inc+1
+	}
+	if !r.goesBack(v, n) {
+		r.t.Fatal("somebody has nothing but at a node whose daemon was killed")
 	}
 	r.commit(entry{nil, v})
+	r.setAway(n, false)
+	n.fenced.Store(false)
 	n.snapshot()
-	if err := n.node.Resume(r.t.Context(), false); err != nil {
+	if err := n.node.Resume(r.t.Context(), false, evicted); err != nil {
 		r.t.Fatal(err)
 	}
 	open := func(write bool) {
@@ -298,6 +317,33 @@ func (r *simRun) restart(n *simNode) {
 	n.node.Resumed()
 	n.kernel.bell.Store(true)
 	r.rest()
+}
+
+// untilNext has things happen, perhaps, until the next daemon of a node is there.
+func (r *simRun) untilNext(n *simNode) {
+	memory := n.area
+	n.area = nil
+	if r.rng.IntN(2) > 0 {
+		return
+	}
+	r.setAway(n, true) // it takes a while
+	for range r.rng.IntN(20) {
+		r.event(r.other(n))
+		r.rest()
+		n.area = memory
+		r.storeMeanwhile(n)
+		n.area = nil
+		r.evictDead(n)
+	}
+}
+
+// evictDead has the catalog take a node for dead at times, whose daemon was killed.
+func (r *simRun) evictDead(n *simNode) {
+	other := slices.ContainsFunc(r.nodes, func(o *simNode) bool { return o != n && o.away })
+	if r.kind.aways && r.rng.IntN(10) == 0 && !other && !r.lastView().Members[n.i].Gone && !r.loses(n) {
+		r.evictions++
+		r.isEvicted(n)
+	}
 }
 
 // storeMeanwhile has programs that have attached go on to store when the daemon was killed.

@@ -88,6 +88,17 @@ func (n *simNode) deliveredTo(p dsm.PageIndex, c *cachedPage, size int64) {
 	}
 }
 
+// writes returns what to call when a write(2) of a byte has returned. If the area has become shorter meanwhile, or locks were lost or found to be, it may be there or not.
+func (n *simNode) writes(off int64, b byte) (wrote func()) {
+	s := n.sim
+	shrinks, losses, stays := s.seen.shrinks, n.losses, n.applied > s.seen.lastShrink && off < n.ino.Size
+	return func() {
+		if stays && shrinks == s.seen.shrinks && losses == n.losses {
+			n.given[off] = s.seen.storeOf(off, b)
+		}
+	}
+}
+
 // took reports whether a byte of the area is of the value that was just written back.
 func (n *simNode) took(off int64, v byte) bool {
 	n.area.mu.Lock()

@@ -170,12 +170,11 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 	}
 	if c.aways {
 		r.t.Logf("nodes were evicted %d times", r.evictions)
-		if !c.locks {
-			r.checkNoConflicts()
-		}
 	}
 	if c.restarts {
 		r.t.Logf("daemons were killed %d times, with %d programs attached", r.restarts, r.kept)
+	}
+	if (c.aways || c.restarts) && !c.locks {
 		r.checkNoConflicts()
 	}
 	for _, n := range r.programNodes() {

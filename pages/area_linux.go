@@ -38,6 +38,8 @@ type Area struct {
 	sent    int                     // how many Sents there are
 	left    map[frameKind][]tagged  // until ResumeCached
 	drafts  []*Draft                // until LeftDrafts
+
+	compared map[dsm.ExtentIndex]frame // see IsCompared
 }
 
 // NewArea returns the memory of an area of size bytes, all zero, without a working copy.
@@ -80,6 +82,9 @@ func (a *Area) EndReplicaLater() (free func() error) {
 		a.dropTwin(p)
 	}
 	a.dropNote()
+	for e := range a.compared {
+		a.WasCompared(e)
+	}
 	if a.demand != nil {
 		a.demand.bases = nil
 	}

@@ -25,7 +25,10 @@ import (
 // TellPunched has such pages dropped.
 //
 // What is not covered: before that, the kernel may clear what a program stores to the hole through a
-// mapping.
+// mapping. And the next daemon does not know of the hole. If the daemon is killed right after the answer,
+// while a READ of such a page waits, the next one may answer that with bytes in the hole that were
+// published, or given back, since; the kernel clears them, and the next WRITE of the page brings zeroes
+// that count as stored.
 
 // punched is the last hole, as long as the kernel may not have dropped it.
 type punched struct {

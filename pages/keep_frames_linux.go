@@ -32,6 +32,7 @@ import (
 //	refreshing, refreshed  what is in the working copy goes to the memory of a draft; to its base: see Refresh
 //	sent     pieces of what was sent, and not answered: see KeepSent
 //	sets     which sets of what was sent have the page that is being changed; and how that is when a merge is done with which the next daemon goes on
+//	compared  an extent of which nothing is published before it has been compared: see IsCompared. It has no bytes
 //	conflicts  values that were given up: see KeepConflict. They are of no area
 //
 // A frame has its bytes before it gets its tag, and loses the tag before it has others. The exceptions are changes that may be done twice.
@@ -67,6 +68,7 @@ const (
 	frameIncoming
 	frameIncomingNote
 	frameIncomingMerged
+	frameCompared
 )
 
 // ofNoArea is in the tags of frames that are no area's.
@@ -328,6 +330,7 @@ func (l Left) TakeBoth(k merge.Kernel, size, least int64) (a *Area, sent []*Sent
 			a.frames.put(x.frame)
 		}
 	}
+	a.leftCompared(left[frameCompared])
 	a.working.clearPast(end)
 	a.base.clearPast(end)
 	a.left = left

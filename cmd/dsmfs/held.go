@@ -68,6 +68,12 @@ func (h *held) memory() *hold.Memory {
 	return h.mem
 }
 
+// joined says that what programs had open is open again in the cluster that the node has joined once more. If the daemon was killed before, the next one joins again, too: that the locks are
+// lost, and what is to be compared, is not all held until now.
+func (h *held) joined() {
+	h.mem.Word(hold.Rejoining).Store(0)
+}
+
 // joinsAgain says that the node's catalog is another than that of the journal, because the node joins again: if the daemon is killed, the next one joins once more.
 func (h *held) joinsAgain() {
 	if h != nil {
@@ -240,7 +246,7 @@ func (n *node) resume(ctx context.Context) error {
 	if err := fs.LoseLocks(n.cfg.held.mem, n.locks, n.locksLost); err != nil { // before anything is published
 		return fmt.Errorf("resume the locks: %w", err)
 	}
-	if err := n.data.Resume(ctx, alone); err != nil {
+	if err := n.data.Resume(ctx, alone, n.locksLost); err != nil {
 		return fmt.Errorf("resume the files: %w", err)
 	}
 	close(n.resumed)
@@ -277,9 +283,6 @@ func (n *node) resumeAnew(ctx context.Context) error {
 	}
 	if err == nil {
 		err = next.Back(ctx)
-	}
-	if err == nil {
-		h.mem.Word(hold.Rejoining).Store(0)
 	}
 	return err
 }

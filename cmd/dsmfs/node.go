@@ -138,6 +138,9 @@ func (n *node) isResumed() bool {
 // reopened says that what programs had open is open again.
 func (n *node) reopened() {
 	n.data.Resumed()
+	if n.locksLost {
+		n.cfg.held.joined()
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), max(n.cfg.timeout, joinLimit))
 	defer cancel()
 	if err := n.locks.Resumed(ctx); err != nil {

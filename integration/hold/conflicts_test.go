@@ -9,6 +9,29 @@ import (
 	"github.com/dsmfs/dsmfs/integration/harness"
 )
 
+// control returns what a control file has at a node.
+func control(n *harness.Node, name string) string {
+	return n.Run(limit, "cat", filepath.Join(n.Mount, ".dsm", name)).Stdout
+}
+
+func conflicts(n *harness.Node) string { return control(n, "areas/d/f/conflicts") }
+
+// evicted waits until a node is no member any more at another one.
+func evicted(t *testing.T, at, n *harness.Node) {
+	t.Helper()
+	member := func() bool {
+		for line := range strings.Lines(control(at, "members")) {
+			if strings.Contains(line, n.Name) && !strings.Contains(line, "gone") {
+				return true
+			}
+		}
+		return false
+	}
+	if !harness.Eventually(limit, func() bool { return !member() }) {
+		t.Fatalf("the node is not evicted:\n%s", control(at, "members"))
+	}
+}
+
 // TestConflictsOutliveTheirDaemon: a node was cut off while both sides stored to a file, and keeps what it had stored as conflicts. Then its daemon is killed, twice. The conflicts are there
 // until they are cleared, and not again after that.
 func TestConflictsOutliveTheirDaemon(t *testing.T) {
@@ -18,10 +41,6 @@ func TestConflictsOutliveTheirDaemon(t *testing.T) {
 	c := harness.New(t, harness.Options{Nodes: 3, Network: harness.Namespaces, Memory: "256M", Flags: []string{"--hold", "--lease", "1s", "--fault-timeout", "2s"}})
 	nodes := c.Nodes()
 	n := nodes[2]
-	control := func(n *harness.Node, name string) string {
-		return n.Run(limit, "cat", filepath.Join(n.Mount, ".dsm", name)).Stdout
-	}
-	conflicts := func(n *harness.Node) string { return control(n, "areas/d/f/conflicts") }
 	there := nodes[0].Client()
 	there.Must("mkdir %s", there.Path("d"))
 	there.SetXattr("d", "user.dsm.placement", nodes[0].Name)
@@ -36,17 +55,7 @@ func TestConflictsOutliveTheirDaemon(t *testing.T) {
 	c.Partition([]*harness.Node{n}, nodes[:2])
 	here.Write(0, []byte("mino"))
 	f.Write(0, []byte("MAJO"))
-	member := func() bool {
-		for line := range strings.Lines(control(nodes[0], "members")) {
-			if strings.Contains(line, n.Name) && !strings.Contains(line, "gone") {
-				return true
-			}
-		}
-		return false
-	}
-	if !harness.Eventually(limit, func() bool { return !member() }) {
-		t.Fatalf("the node is not evicted:\n%s", control(nodes[0], "members"))
-	}
+	evicted(t, nodes[0], n)
 	f.Sync()
 	c.Heal()
 	const want = " offset=0 length=4 kept=6d696e6f taken=4d414a4f\n"
@@ -81,6 +90,41 @@ func TestConflictsOutliveTheirDaemon(t *testing.T) {
 		t.Errorf("cleared, and there again: %q", got)
 	}
 	if got := f.Read(0, 8); string(got) != "MAJOmore" {
+		t.Errorf("another node reads %q", got)
+	}
+}
+
+// TestConflictsOfADaemonThatIsKilled: a daemon is killed that has not published what a program has stored, and the cluster evicts the node before another one follows. What others have published
+// meanwhile stays, and what the program had stored is a conflict.
+func TestConflictsOfADaemonThatIsKilled(t *testing.T) {
+	c := heldCluster(t, 3, "--lease", "1s")
+	nodes := c.Nodes()
+	n := nodes[2]
+	there := nodes[0].Client()
+	there.Must("mkdir %s", there.Path("d"))
+	there.SetXattr("d", "user.dsm.placement", nodes[0].Name)
+	there.SetXattr("d", "user.dsm.interval", "0")
+	f := there.Open("d/f", "rw,creat")
+	f.Write(0, []byte("aaaabbbb"))
+	f.Sync()
+	here := n.Client().Open("d/f", "rw")
+	if got := here.Read(0, 8); string(got) != "aaaabbbb" {
+		t.Fatalf("the node reads %q", got)
+	}
+	covered(t, nodes[0])
+	here.Write(0, []byte("mino.."))
+	n.Pause() // the holder
+	killDaemon(t, n, 0, 0, syscall.SIGKILL)
+	evicted(t, nodes[0], n)
+	f.Write(0, []byte("MAJO"))
+	f.Sync()
+	n.Resume()
+	here.Sync()
+	const want = " offset=0 length=4 kept=6d696e6f taken=4d414a4f\n"
+	if got := conflicts(n); !strings.HasSuffix(got, want) {
+		t.Errorf("conflicts %q, want one that ends with %q", got, want)
+	}
+	if got := f.Read(0, 8); string(got) != "MAJO..bb" {
 		t.Errorf("another node reads %q", got)
 	}
 }
