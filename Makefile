@@ -5,7 +5,7 @@
 # make bench   measures against yardsticks of the same machine
 # make fuzz    every fuzz target for a while; FUZZTIME=30s
 # make simulate the simulator of the data plane with new seeds: RUNS=200 of each kind
-# make seeds   4,920 of its runs, with the same seeds each time, as CI has them
+# make seeds   10,004 of its runs, with the same seeds each time, as CI has them
 # make install the program, its mount helper, manual, completions and systemd unit: PREFIX=/usr/local, DESTDIR=
 # make uninstall  removes what install has put there
 # make clean   removes what the others made here
@@ -119,8 +119,8 @@ RUNS ?= 200
 simulate:
 	@go test ./coherence -run 'TestSimulation$$' -sim.fresh -sim.runs=$(RUNS) -timeout 24h
 
-# 60 of each of the 77 kinds. A run has one processor.
-SEEDS ?= 60
+# 122 of each of the 82 kinds. A run has one processor.
+SEEDS ?= 122
 
 .PHONY: seeds
 seeds: deps
