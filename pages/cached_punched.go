@@ -79,13 +79,18 @@ func (c *Cached) TellPunched(before time.Time) {
 	}
 }
 
-// punchTold reports whether page i must be invalidated because of TellPunched.
-func (c *Cached) punchTold(x *cachedExtent, i int) bool {
-	if c.punched == nil || !c.punched.told {
+// punchForces reports whether page i must be invalidated because of the last hole: after TellPunched, and before the answer if the page cache has
+// something in the hole. The kernel clears that, also if the working copy has it again by then.
+func (c *Cached) punchForces(x *cachedExtent, i int) bool {
+	if c.punched == nil {
 		return false
 	}
-	_, ok := c.punched.pending[x.page(i)]
-	return ok
+	p := x.page(i)
+	if _, ok := c.punched.pending[p]; !ok || c.punched.told {
+		return ok
+	}
+	g, kept := c.given[p]
+	return kept && !c.punched.answered && !allZero(c.inHole(p, g.mem, 0))
 }
 
 // punchOver records that the kernel has dropped the last hole, if its request was answered.

@@ -64,3 +64,23 @@ func TestPunchWithoutAReader(t *testing.T) {
 	over()
 	s.quiet()
 }
+
+// TestHoleThatIsFilledAgain: before a punch is answered the hole has again what it had, as stores under lost locks are taken back. The page is dropped all
+// the same, or the ledger would not know that the kernel clears the hole in it.
+func TestHoleThatIsFilledAgain(t *testing.T) {
+	s := newLedgerScript(t, dsm.PageSize)
+	s.SetWriters(true)
+	s.area.Working(0)[3] = 1
+	s.read(0)
+	answered, over := s.KernelPunches(0, 8)
+	s.WroteDirect(0, make([]byte, 8))
+	s.update(0, 3)
+	s.Done(s.notice(NoticeInvalidate, 0, 1))
+	s.quiet()
+	answered(time.Now())
+	over()
+	if page := s.read(0); page[3] != 1 {
+		t.Error("the page does not show what the hole has")
+	}
+	s.quiet()
+}

@@ -127,5 +127,5 @@ func (c *Cached) setLate(x *cachedExtent, i int, l late) {
 
 // forced reports whether page i must be invalidated even if the page cache has it up to date.
 func (c *Cached) forced(x *cachedExtent, i int) bool {
-	return x.doubtful.Has(i) || x.unsure.Has(i) || c.due(x, i) || c.punchTold(x, i)
+	return x.doubtful.Has(i) || x.unsure.Has(i) || c.due(x, i) || c.punchForces(x, i)
 }

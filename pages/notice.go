@@ -93,7 +93,7 @@ func (c *Cached) nextRun(x *cachedExtent) (from, to int) {
 
 // kind returns which kind of notice page i gets.
 func (c *Cached) kind(x *cachedExtent, i int) NoticeKind {
-	if c.writers || c.shared || x.doubtful.Has(i) || x.unsure.Has(i) || x.late.Has(i) || x.away(i) || c.punchTold(x, i) {
+	if c.writers || c.shared || x.doubtful.Has(i) || x.unsure.Has(i) || x.late.Has(i) || x.away(i) || c.punchForces(x, i) {
 		return NoticeInvalidate
 	}
 	if _, kept := c.given[x.page(i)]; kept && c.within(x.page(i)) < dsm.PageSize {
