@@ -265,7 +265,8 @@ func (a *Area) startPublicationLocked(pub *publication) {
 	x.pub = pub
 	a.contributesLocked(pub, +1)
 	if pub.kernel.Last() && pub.round == (dsm.RoundID{}) {
-		r.unkept = append(r.unkept, e)
+		l := r.leaves()
+		l.unkept = append(l.unkept, e)
 	} else {
 		a.keepPublicationLocked(e, pub)
 	}
@@ -307,8 +308,8 @@ func (a *Area) resendLocked(e dsm.ExtentIndex, pub *publication) {
 		a.node.links.give(pub.home, a, pub.credit)
 		pub.home, pub.credit, pub.staged = 0, 0, false
 		if !a.node.links.take(home, a, pub.weight()) {
-			if r := &a.mu.replica; !slices.Contains(r.unsent, e) {
-				r.unsent = append(r.unsent, e)
+			if l := a.mu.replica.leaves(); !slices.Contains(l.unsent, e) {
+				l.unsent = append(l.unsent, e)
 			}
 			return
 		}
@@ -320,8 +321,11 @@ func (a *Area) resendLocked(e dsm.ExtentIndex, pub *publication) {
 // sendUnsentLocked sends publications that wait for credit.
 func (a *Area) sendUnsentLocked() {
 	r := &a.mu.replica
-	unsent := r.unsent
-	r.unsent = nil
+	if r.leaving == nil {
+		return
+	}
+	unsent := r.leaving.unsent
+	r.leaving.unsent = nil
 	for _, e := range unsent {
 		if int(e) >= r.n {
 			continue

@@ -42,11 +42,10 @@ type replica struct {
 	zero    dsm.ExtentIndex // extents from here on were added when the area grew, and were zero then
 	slots   slotStates
 
-	seq        dsm.Seq           // of the last publication
-	underWay   int               // bytes of publications under way
-	wants      wants             // extents to be published
-	unsent     []dsm.ExtentIndex // extents whose publications wait for credit
-	unkept     []dsm.ExtentIndex // extents of which this step has made publications that are not kept yet
+	seq        dsm.Seq  // of the last publication
+	underWay   int      // bytes of publications under way
+	wants      wants    // extents to be published
+	leaving    *leaving // nil before the first publication: see leaves
 	busy       busy
 	round      uint64
 	version    dsm.Version            // newest version that is here: see arrivedLocked
@@ -90,6 +89,19 @@ type replicaExtent struct {
 	acked    uint64            // the stores of all publications up to this number are at the home
 	stash    map[int][]stashed // stores to pages that are not here yet
 	untold   dsm.PageSet       // pages that attached programs stored to, and that the ledger has not been told of
+}
+
+// leaving has the extents whose publications are about to be sent. It is apart because an area is small that publishes nothing.
+type leaving struct {
+	unsent []dsm.ExtentIndex // they wait for credit
+	unkept []dsm.ExtentIndex // they were made in this step, and are not kept yet
+}
+
+func (r *replica) leaves() *leaving {
+	if r.leaving == nil {
+		r.leaving = new(leaving)
+	}
+	return r.leaving
 }
 
 // acquiring is an Acquire that not all homes have answered.

@@ -65,7 +65,11 @@ func (a *Area) keepPublicationLocked(e dsm.ExtentIndex, pub *publication) {
 // if the daemon is killed within the step, what is not merged yet still differs from the base copy. With rules that add, that is not enough.
 func (a *Area) keepUnansweredLocked() {
 	r := &a.mu.replica
-	for _, e := range r.unkept {
+	l := r.leaving
+	if l == nil {
+		return
+	}
+	for _, e := range l.unkept {
 		if int(e) >= r.n {
 			continue
 		}
@@ -73,7 +77,7 @@ func (a *Area) keepUnansweredLocked() {
 			a.keepPublicationLocked(e, pub)
 		}
 	}
-	r.unkept = r.unkept[:0]
+	l.unkept = l.unkept[:0]
 }
 
 func bit(b bool) uint64 {
