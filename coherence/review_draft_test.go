@@ -1,0 +1,147 @@
+package coherence
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// newBoth is a cluster of two whose nodes have contributed to a round, the home a 5. On the other one a process has the area attached to store (w), and to read (r).
+func newBoth(t *testing.T, kept bool) (s *sim, home, n *simNode, w, r *Attachment, list []dsm.NodeID) {
+	s = newHomed(t, 2, sums(1, dsm.ApplySync))
+	home, n = s.nodes[0], s.nodes[1]
+	home.open(true)
+	if kept {
+		n.open(true)
+	}
+	n.ask("attach", func(ctx context.Context) (err error) {
+		for _, x := range []**Attachment{&w, &r} {
+			t, f, err := n.attachAs(ctx, 1, x == &w)
+			if err != nil {
+				return err
+			}
+			_ = f.Close()
+			*x = t
+		}
+		n.area = w.area
+		return nil
+	}, nil)
+	s.calm()
+	put(t, home, 5)
+	for _, n := range s.nodes {
+		n.joinRound()
+	}
+	s.calm()
+	list = []dsm.NodeID{1, 2}
+	home.endRound(list, nil)
+	s.calm()
+	return s, home, n, w, r, list
+}
+
+// TestResultThatAWriterHasBrought: a process ends a round by what it has attached to read. Another thread of it, which stores, syncs right after the
+// homes have answered: what the process maps has the result then, and the end of the round waits for no other sync.
+func TestResultThatAWriterHasBrought(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, _, n, w, r, list := newBoth(t, false)
+		n.ask("finish", func(ctx context.Context) error { // the first half of Attachment.FinishRound
+			return n.area.FinishRound(ctx, firstRound, list, len(list), false)
+		}, nil)
+		s.calm()
+		n.ask("sync", w.Acquire, nil) // by the other thread
+		s.calm()
+		if got := r.draft.mem.Memory(0)[0]; got != 5 {
+			t.Fatalf("the process sees %d, want 5", got)
+		}
+		over, got := false, error(nil)
+		n.ask("await", func(ctx context.Context) error { // the second half
+			ctx, cancel := context.WithTimeout(ctx, time.Hour)
+			defer cancel()
+			got = r.awaitDraft(ctx, firstRound)
+			return nil
+		}, func(error) { over = true })
+		s.calm("await")
+		if !over {
+			t.Error("the end of the round waits, though the result is in memory")
+		}
+		s.pass(2 * time.Hour)
+		s.calm()
+		if got != nil {
+			t.Error(got)
+		}
+		w.Detach()
+		r.Detach()
+	})
+}
+
+// TestResultKeptOutOfBoth: likewise, where another program of the node, which has the file open for writing, has kept the result out until that sync.
+func TestResultKeptOutOfBoth(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, _, n, w, r, list := newBoth(t, true)
+		over, got := false, error(nil)
+		n.ask("finish", func(ctx context.Context) error {
+			ctx, cancel := context.WithTimeout(ctx, time.Hour)
+			defer cancel()
+			got = r.FinishRound(ctx, firstRound, list, len(list))
+			return nil
+		}, func(error) { over = true })
+		s.calm("finish")
+		if over {
+			t.Fatal("it has ended without the result")
+		}
+		n.ask("sync", w.Acquire, nil)
+		s.calm("finish")
+		if got := r.draft.mem.Memory(0)[0]; got != 5 {
+			t.Fatalf("the process sees %d, want 5", got)
+		}
+		if !over {
+			t.Error("the end of the round waits, though the result is in memory")
+		}
+		s.pass(2 * time.Hour)
+		s.calm()
+		if got != nil {
+			t.Error(got)
+		}
+		w.Detach()
+		r.Detach()
+	})
+}
+
+// TestAttachToReadBesideTheEndOfAWriter: the process attaches to read when what it has stored with has just been closed. The open has acquired, so what others
+// published before is in the memory when Attach returns, also if the daemon is just bringing it in.
+func TestAttachToReadBesideTheEndOfAWriter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 2, sums(1, dsm.ApplySync))
+		home, n := s.nodes[0], s.nodes[1]
+		home.open(true)
+		attach := func(write bool) (a *Attachment) {
+			n.ask("attach", func(ctx context.Context) error {
+				t, f, err := n.attachAs(ctx, 1, write)
+				if err != nil {
+					return err
+				}
+				a, n.area = t, t.area
+				return f.Close()
+			}, nil)
+			s.calm()
+			return a
+		}
+		w := attach(true)
+		put(t, home, 5)
+		publish(home)
+		s.calm()
+		want(t, n, 5)
+		n.area.mu.Lock() // the first half of Released
+		w.over = true
+		w.draft.storesLocked(-1)
+		n.area.mu.Unlock()
+		r := attach(false)
+		if got := r.draft.mem.Memory(0)[0]; got != 5 {
+			t.Errorf("the process sees %d, want 5", got)
+		}
+		w.Detach()
+		r.Detach()
+	})
+}
