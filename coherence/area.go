@@ -215,8 +215,8 @@ func (a *Area) note(event func()) {
 	a.catchUpLocked()
 	if !a.mu.removed {
 		a.wakingWhenToldLocked(event)
-		a.localLocked()
-		a.followLocked() // another goroutine may be sending at this moment, and it sends all that is there
+		a.localLocked() // another goroutine may be sending at this moment, and it sends all that is there
+		a.followLocked()
 		a.keepUnansweredLocked()
 	}
 }

@@ -36,11 +36,11 @@ const attachWindow = 8
 
 // Attachment is one attached program. The program maps the working copy of the area, or a draft.
 type Attachment struct {
-	area  *Area
-	write bool
-	mount bool   // it is that of the mount
-	draft *draft // nil: it maps the working copy
-	over  bool   // the program cannot store any more: see Released
+	area     *Area
+	write    bool
+	mount    bool   // it is that of the mount
+	draft    *draft // nil: it maps the working copy
+	released bool   // the program cannot store any more: see Released
 }
 
 // Attach prepares the area for one more program that maps its memory, and returns a descriptor of that memory. The
@@ -109,6 +109,9 @@ func (a *Area) Attach(ctx context.Context, program int, write bool) (*Attachment
 		err = a.await(ctx, "attach", func() bool { return t.draft.filled })
 	case write:
 		err = a.await(ctx, "attach", func() bool { return a.mu.cached.Writable() })
+	}
+	if err == nil && t.draft != nil && !write {
+		a.follow(t.draft) // it may be on the way still: what the open has acquired is there when the program has it
 	}
 	var f *os.File
 	if err == nil {
@@ -195,7 +198,7 @@ func (a *Area) leaveLocked(t *Attachment) {
 	}
 	switch {
 	case t.draft != nil:
-		t.draft.countLocked(t.write && !t.over, -1)
+		t.draft.countLocked(t.write && !t.released, -1)
 	case t.write:
 		a.countAttachedLocked(-1)
 		a.endWritingLocked()
@@ -208,14 +211,14 @@ func (a *Area) leaveLocked(t *Attachment) {
 // Own reports whether the program has a draft.
 func (t *Attachment) Own() bool { return t.draft != nil }
 
-// Released is Area.Released for a program that has attached for writing: it has the memory no longer mapped so. Detach follows.
+// Released is Area.Released for a program that has attached for writing: none of its mappings is for storing any more. Detach follows.
 func (t *Attachment) Released() {
 	if t.draft == nil {
 		t.area.Released()
 		return
 	}
 	t.area.step(func() {
-		t.over = true
+		t.released = true
 		t.draft.storesLocked(-1)
 		t.area.mu.wake = true
 	})

@@ -42,15 +42,15 @@ func errKept(id dsm.RoundID) error {
 }
 
 // awaitDraft is awaitKept for a program that does not store by this attachment, if its process has a draft: it returns when others of the process
-// have synced, or none of them may store any more.
-func (t *Attachment) awaitDraft(ctx context.Context, id dsm.RoundID) error {
+// have synced, or none of them may store any more. The result of the round, which is in the working copy, has a version up to v.
+func (t *Attachment) awaitDraft(ctx context.Context, id dsm.RoundID, v dsm.Version) error {
 	a, d := t.area, t.draft
 	if d == nil || t.write {
 		return nil
 	}
 	before := uint64(0)
 	a.note(func() { before = d.refreshes })
-	err := a.await(ctx, "finish", func() bool { return d.refreshed > before || d.writers == 0 })
+	err := a.await(ctx, "finish", func() bool { return d.refreshed > before || d.whole >= v || d.writers == 0 })
 	if errs.Is(err, errs.Timeout) && ctx.Err() == context.DeadlineExceeded {
 		return errKept(id)
 	}

@@ -174,7 +174,7 @@ func (a *Area) finishRound(ctx context.Context, op *acquiring) error {
 // roundErrorLocked returns what FinishRound returns, at its end; err is that of the acquire.
 func (a *Area) roundErrorLocked(op *acquiring, err error) error {
 	id := op.finish.Round
-	if err == nil && a.mu.replica.dropped[id.Group] == id {
+	if given, _ := a.givenLeftLocked(id); err == nil && (given || a.mu.replica.dropped[id.Group] == id) {
 		err = &errs.Error{Op: "finish", Area: a.id, Kind: errs.Unavailable, Err: errs.E(errs.Unavailable, "", "what was accumulated into round %v is not in it: the part of this node was given up", id)}
 	}
 	if c := a.mu.replica.contribution; len(op.pending) == 0 && c != nil && c.id == id {
@@ -191,28 +191,46 @@ func (a *Area) roundErrorLocked(op *acquiring, err error) error {
 
 // givenIsOpenLocked reports whether op ends a round, and something that was accumulated into it on this node is neither merged nor refused. A home that has
 // ended the round answers at once, and perhaps before it has that part again: this node was put out meanwhile, or the session was broken, and
-// the part waits for credit. Only the answer says whether it is in the round.
+// the part waits for credit. Only the answer says whether it is in the round. What is staged after all homes have ended the round is not: a new home, which
+// has not heard of the end, keeps it for a round that nobody ends there.
 func (a *Area) givenIsOpenLocked(op *acquiring) bool {
-	r := &a.mu.replica
-	c := r.contribution
-	if op.finish == nil || !r.subscribed || c == nil || c.id != op.finish.Round || c.parts == 0 {
+	if op.finish == nil {
 		return false
 	}
+	_, open := a.givenLeftLocked(op.finish.Round)
+	return open
+}
+
+// givenLeftLocked reports whether something that was accumulated into a round on this node is not merged, and whether a home is still to say something of it.
+func (a *Area) givenLeftLocked(id dsm.RoundID) (some, open bool) {
+	r := &a.mu.replica
+	c := r.contribution
+	if !r.subscribed || c == nil || c.id != id || c.parts == 0 {
+		return false, false
+	}
 	for e := range r.busy.extents {
-		if x := r.extents[e]; x != nil && slices.ContainsFunc(x.parts, func(pub *publication) bool { return pub.given && pub.round == c.id }) {
-			return true
+		x := r.extents[e]
+		if x == nil {
+			continue
+		}
+		for _, pub := range x.parts {
+			if pub.given && pub.round == id {
+				some, open = true, open || !pub.staged
+			}
 		}
 	}
-	return false
+	return some, open
 }
 
 // FinishRound is Area.FinishRound by the program; afterwards the result is in its memory.
 func (t *Attachment) FinishRound(ctx context.Context, id dsm.RoundID, nodes []dsm.NodeID, writers int) error {
-	err := t.area.FinishRound(ctx, id, nodes, writers, t.write)
+	var op *acquiring
+	t.area.step(func() { op = t.area.startFinishLocked(id, nodes, writers, t.write) })
+	err := t.area.finishRound(ctx, op)
 	if err != nil && !errs.Is(err, errs.NotFinite) {
 		return err
 	}
-	if kept := t.awaitDraft(ctx, id); kept != nil {
+	if kept := t.awaitDraft(ctx, id, op.version); kept != nil {
 		return kept
 	}
 	t.acquired()

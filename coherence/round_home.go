@@ -388,8 +388,8 @@ func (a *Area) mergeRoundLocked(hr *homeRound, writers int) {
 	}
 }
 
-// ridesAloneLocked reports whether the base copy may follow the home while that merges a version that is one part of an extent: it is all that this node has sent of
-// the extent, and the replica on this node has all that is older.
+// ridesAloneLocked reports whether the base copy of an extent may follow the home while that merges the part p of a version. So it is if p is all that is under way of the extent,
+// and the replica on this node has the version before.
 func (a *Area) ridesAloneLocked(e dsm.ExtentIndex, p *stagedPart) bool {
 	x := a.mu.replica.extents[e]
 	return x != nil && len(x.parts) == 1 && x.pub == nil && x.parts[0].seq == p.seq && a.newestIsHereLocked(p.from) && !a.apartLocked(e)

@@ -61,8 +61,8 @@ func (a *Area) keepPublicationLocked(e dsm.ExtentIndex, pub *publication) {
 	pub.kept = a.mu.mem.KeepSent(e, uint64(pub.seq), pub.pages, snaps, head, append(body, []byte(l.Parts))...)
 }
 
-// keepUnansweredLocked keeps the publications that the step has made, before they leave the node. One whose home is this node has mostly been answered by then:
-// if the daemon is killed within the step, what is not merged yet still differs from the base copy. With rules that add, that is not enough.
+// keepUnansweredLocked keeps the publications that the step has made, before they leave the node. If this node is the home it has mostly answered by then, and nothing needs to be kept.
+// If the daemon is killed before, the next one finds what was not merged by comparing with the base copy. That may find what was merged as well, so publications by rules that add are kept when they are made.
 func (a *Area) keepUnansweredLocked() {
 	r := &a.mu.replica
 	l := r.leaving

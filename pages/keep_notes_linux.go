@@ -52,8 +52,8 @@ func (a *Area) noteReplace(p dsm.PageIndex, before, after []SentOf) {
 	a.frames.tag(a.note[1], frameToBase, uint64(p), 0)
 }
 
-// FollowToHome is called before the working copy of page p becomes what the home's bytes are, which the base is from then on: both copies are the same now, programs cannot be storing to the page, and nothing that was sent
-// is unmerged of it. The extent is homed here. EndMerge follows. Nothing is set aside: if the daemon is killed meanwhile, the next one copies the home's bytes.
+// FollowToHome is called before the home's bytes of page p are copied to the working copy. From then on they are the base. Until now both copies are the same, no program can be storing to the page, and nothing
+// that was sent of it is unmerged. The extent is homed here. The caller ends it by EndMerge. Nothing is set aside: if the daemon is killed meanwhile, the next one copies the home's bytes.
 func (a *Area) FollowToHome(p dsm.PageIndex) {
 	if a.Outlives() {
 		a.noteFollow(p)

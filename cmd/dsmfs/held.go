@@ -68,8 +68,8 @@ func (h *held) memory() *hold.Memory {
 	return h.mem
 }
 
-// joined says that what programs had open is open again in the cluster that the node has joined once more. If the daemon was killed before, the next one joins again, too: that the locks are
-// lost, and what is to be compared, is not all held until now.
+// joined says that what programs had open is open again in the cluster that the node has joined once more. A daemon that is killed before is followed by one that joins again, too:
+// only now is all of it held which locks are lost, and what is to be compared.
 func (h *held) joined() {
 	h.mem.Word(hold.Rejoining).Store(0)
 }

@@ -46,8 +46,10 @@ func newBoth(t *testing.T, kept bool) (s *sim, home, n *simNode, w, r *Attachmen
 func TestResultThatAWriterHasBrought(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, n, w, r, list := newBoth(t, false)
+		var op *acquiring
 		n.ask("finish", func(ctx context.Context) error { // the first half of Attachment.FinishRound
-			return n.area.FinishRound(ctx, firstRound, list, len(list), false)
+			n.area.step(func() { op = n.area.startFinishLocked(firstRound, list, len(list), false) })
+			return n.area.finishRound(ctx, op)
 		}, nil)
 		s.calm()
 		n.ask("sync", w.Acquire, nil) // by the other thread
@@ -59,7 +61,7 @@ func TestResultThatAWriterHasBrought(t *testing.T) {
 		n.ask("await", func(ctx context.Context) error { // the second half
 			ctx, cancel := context.WithTimeout(ctx, time.Hour)
 			defer cancel()
-			got = r.awaitDraft(ctx, firstRound)
+			got = r.awaitDraft(ctx, firstRound, op.version)
 			return nil
 		}, func(error) { over = true })
 		s.calm("await")
@@ -134,7 +136,7 @@ func TestAttachToReadBesideTheEndOfAWriter(t *testing.T) {
 		s.calm()
 		want(t, n, 5)
 		n.area.mu.Lock() // the first half of Released
-		w.over = true
+		w.released = true
 		w.draft.storesLocked(-1)
 		n.area.mu.Unlock()
 		r := attach(false)
