@@ -209,9 +209,11 @@ func (r *simRun) settle() {
 		if r.whole {
 			r.handTo(n)
 		}
-		if n.openWriter(); r.kind.marked {
+		n.openWriter()
+		for try := 0; r.kind.marked && len(n.attached) == 0 && try < 20; try++ { // as the mount it may be refused
 			r.calm("wait")
 			n.attach()
+			r.calm("wait")
 		}
 		r.calm("wait")
 		for range 3 { // at first pages have to come
