@@ -9,6 +9,20 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
+// attachesOne has process 1 attach the area.
+func (n *simNode) attachesOne(write bool) (a *Attachment) {
+	n.ask("attach", func(ctx context.Context) error {
+		t, f, err := n.attachAs(ctx, 1, write)
+		if err != nil {
+			return err
+		}
+		a, n.area = t, t.area
+		return f.Close()
+	}, nil)
+	n.sim.calm()
+	return a
+}
+
 // newBoth is a cluster of two whose nodes have contributed to a round, the home a 5. On the other one a process has the area attached to store (w), and to read (r).
 func newBoth(t *testing.T, kept bool) (s *sim, home, n *simNode, w, r *Attachment, list []dsm.NodeID) {
 	s = newHomed(t, 2, sums(1, dsm.ApplySync))
@@ -17,19 +31,7 @@ func newBoth(t *testing.T, kept bool) (s *sim, home, n *simNode, w, r *Attachmen
 	if kept {
 		n.open(true)
 	}
-	n.ask("attach", func(ctx context.Context) (err error) {
-		for _, x := range []**Attachment{&w, &r} {
-			t, f, err := n.attachAs(ctx, 1, x == &w)
-			if err != nil {
-				return err
-			}
-			_ = f.Close()
-			*x = t
-		}
-		n.area = w.area
-		return nil
-	}, nil)
-	s.calm()
+	w, r = n.attachesOne(true), n.attachesOne(false)
 	put(t, home, 5)
 	for _, n := range s.nodes {
 		n.joinRound()
@@ -39,6 +41,36 @@ func newBoth(t *testing.T, kept bool) (s *sim, home, n *simNode, w, r *Attachmen
 	home.endRound(list, nil)
 	s.calm()
 	return s, home, n, w, r, list
+}
+
+// ending is the end of a round, which is waited for.
+type ending struct {
+	over bool
+	err  error
+}
+
+// ends has a program wait for the end of a round, for an hour.
+func (n *simNode) ends(call func(ctx context.Context) error) *ending {
+	e := new(ending)
+	n.ask("finish", func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, time.Hour)
+		defer cancel()
+		e.err = call(ctx)
+		return nil
+	}, func(error) { e.over = true })
+	return e
+}
+
+// hasCome checks that it has come.
+func (e *ending) hasCome(s *sim) {
+	if !e.over {
+		s.t.Error("the end of the round waits, though the result is in memory")
+	}
+	s.pass(2 * time.Hour)
+	s.calm()
+	if e.err != nil {
+		s.t.Error(e.err)
+	}
 }
 
 // TestResultThatAWriterHasBrought: a process ends a round by what it has attached to read. Another thread of it, which stores, syncs right after the
@@ -57,22 +89,9 @@ func TestResultThatAWriterHasBrought(t *testing.T) {
 		if got := r.draft.mem.Memory(0)[0]; got != 5 {
 			t.Fatalf("the process sees %d, want 5", got)
 		}
-		over, got := false, error(nil)
-		n.ask("await", func(ctx context.Context) error { // the second half
-			ctx, cancel := context.WithTimeout(ctx, time.Hour)
-			defer cancel()
-			got = r.awaitDraft(ctx, firstRound, op.version)
-			return nil
-		}, func(error) { over = true })
-		s.calm("await")
-		if !over {
-			t.Error("the end of the round waits, though the result is in memory")
-		}
-		s.pass(2 * time.Hour)
-		s.calm()
-		if got != nil {
-			t.Error(got)
-		}
+		end := n.ends(func(ctx context.Context) error { return r.awaitDraft(ctx, firstRound, op.version) }) // the second half
+		s.calm("finish")
+		end.hasCome(s)
 		w.Detach()
 		r.Detach()
 	})
@@ -82,15 +101,9 @@ func TestResultThatAWriterHasBrought(t *testing.T) {
 func TestResultKeptOutOfBoth(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, n, w, r, list := newBoth(t, true)
-		over, got := false, error(nil)
-		n.ask("finish", func(ctx context.Context) error {
-			ctx, cancel := context.WithTimeout(ctx, time.Hour)
-			defer cancel()
-			got = r.FinishRound(ctx, firstRound, list, len(list))
-			return nil
-		}, func(error) { over = true })
+		end := n.ends(func(ctx context.Context) error { return r.FinishRound(ctx, firstRound, list, len(list)) })
 		s.calm("finish")
-		if over {
+		if end.over {
 			t.Fatal("it has ended without the result")
 		}
 		n.ask("sync", w.Acquire, nil)
@@ -98,52 +111,35 @@ func TestResultKeptOutOfBoth(t *testing.T) {
 		if got := r.draft.mem.Memory(0)[0]; got != 5 {
 			t.Fatalf("the process sees %d, want 5", got)
 		}
-		if !over {
-			t.Error("the end of the round waits, though the result is in memory")
-		}
-		s.pass(2 * time.Hour)
-		s.calm()
-		if got != nil {
-			t.Error(got)
-		}
+		end.hasCome(s)
 		w.Detach()
 		r.Detach()
 	})
 }
 
-// TestAttachToReadBesideTheEndOfAWriter: the process attaches to read when what it has stored with has just been closed. The open has acquired, so what others
+// TestAttachBesideTheEndOfAWriter: the process attaches when what it has stored with has just been closed. The open has acquired, so what others
 // published before is in the memory when Attach returns, also if the daemon is just bringing it in.
-func TestAttachToReadBesideTheEndOfAWriter(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newHomed(t, 2, sums(1, dsm.ApplySync))
-		home, n := s.nodes[0], s.nodes[1]
-		home.open(true)
-		attach := func(write bool) (a *Attachment) {
-			n.ask("attach", func(ctx context.Context) error {
-				t, f, err := n.attachAs(ctx, 1, write)
-				if err != nil {
-					return err
-				}
-				a, n.area = t, t.area
-				return f.Close()
-			}, nil)
+func TestAttachBesideTheEndOfAWriter(t *testing.T) {
+	for _, write := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newHomed(t, 2, sums(1, dsm.ApplySync))
+			home, n := s.nodes[0], s.nodes[1]
+			home.open(true)
+			w := n.attachesOne(true)
+			put(t, home, 5)
+			publish(home)
 			s.calm()
-			return a
-		}
-		w := attach(true)
-		put(t, home, 5)
-		publish(home)
-		s.calm()
-		want(t, n, 5)
-		n.area.mu.Lock() // the first half of Released
-		w.released = true
-		w.draft.storesLocked(-1)
-		n.area.mu.Unlock()
-		r := attach(false)
-		if got := r.draft.mem.Memory(0)[0]; got != 5 {
-			t.Errorf("the process sees %d, want 5", got)
-		}
-		w.Detach()
-		r.Detach()
-	})
+			want(t, n, 5)
+			n.area.mu.Lock() // the first half of Released
+			w.released = true
+			w.draft.storesLocked(-1)
+			n.area.mu.Unlock()
+			next := n.attachesOne(write)
+			if got := next.draft.mem.Memory(0)[0]; got != 5 {
+				t.Errorf("to store: %v: the process sees %d, want 5", write, got)
+			}
+			w.Detach()
+			next.Detach()
+		})
+	}
 }

@@ -64,13 +64,7 @@ func TestKilledWhileItComparesWithAHome(t *testing.T) {
 	heldParted(t, func(p *parting) {
 		p.stores(p.n, "1.1")
 		p.stores(p.home, "22")
-		p.isEvicted(p.home)
-		p.publishedAlone(p.home)
-		for _, n := range []*simNode{p.n, p.other} {
-			for n.behindCatalog() {
-				n.apply()
-			}
-		}
+		p.homeIsCutOff()
 		p.comesBack(p.home)
 		for p.n.behindCatalog() {
 			p.n.apply()

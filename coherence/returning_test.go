@@ -247,6 +247,17 @@ func TestPushFromTheFormerSubscription(t *testing.T) {
 	})
 }
 
+// homeIsCutOff has the home be evicted, publish alone, and the others hear of that.
+func (p *parting) homeIsCutOff() {
+	p.isEvicted(p.home)
+	p.publishedAlone(p.home)
+	for _, n := range []*simNode{p.n, p.other} {
+		for n.behindCatalog() {
+			n.apply()
+		}
+	}
+}
+
 // TestHomeComesBack: the home was cut off, and its programs have published. What the others stored to the same elements stays, also if they had sent it
 // before the cut, and it comes when the home is back, or while it does not know yet that it was evicted.
 func TestHomeComesBack(t *testing.T) {
@@ -258,13 +269,7 @@ func TestHomeComesBack(t *testing.T) {
 				publish(p.n)
 			}
 			p.stores(p.home, "22")
-			p.isEvicted(p.home)
-			p.publishedAlone(p.home)
-			for _, n := range []*simNode{p.n, p.other} {
-				for n.behindCatalog() {
-					n.apply()
-				}
-			}
+			p.homeIsCutOff()
 			if !c.late {
 				p.deliverAll(way)
 			}

@@ -1,8 +1,6 @@
 package coherence
 
 import (
-	"bytes"
-	"cmp"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -251,56 +249,6 @@ func TestRoundOfADeadMember(t *testing.T) {
 					want(t, n, sum)
 				}
 			})
-		})
-	}
-}
-
-// TestRoundOfAMemberThatIsPutOut: a member that has contributed is put out, and the home moves. Nobody waits for it, as if it had died, and its part is
-// not in the round, though the group counts it in. When it is back it is told that what it had handed over is not there, also if that waits
-// for credit behind what it had stored. This is published once.
-func TestRoundOfAMemberThatIsPutOut(t *testing.T) {
-	for _, window := range []int{0, dsm.PageSize} {
-		synctest.Test(t, func(t *testing.T) {
-			s := newHomed(t, 3, sums(2, dsm.ApplyArrival))
-			home, n := s.nodes[1], s.nodes[2]
-			n.node.links.window = cmp.Or(window, n.node.links.window)
-			for _, m := range s.nodes {
-				m.open(true)
-			}
-			put(t, n, 100)
-			for _, m := range []*simNode{home, n} {
-				m.ask("contribute", func(ctx context.Context) error {
-					if err := accumulate(ctx, m.area, firstRound, dsm.ExtentSize, bytes.Repeat([]byte{byte(m.id), 0, 0, 0}, dsm.PageSize/4)); err != nil {
-						return err
-					}
-					return m.area.Contribute(ctx, firstRound)
-				}, nil)
-			}
-			s.calm()
-			s.isEvicted(n)
-			s.move(home, 2)
-			s.calm()
-			finish := func(m *simNode, result *error) {
-				m.ask("finish", func(ctx context.Context) error {
-					*result = m.area.FinishRound(ctx, firstRound, []dsm.NodeID{home.id, n.id}, 2, true)
-					return nil
-				}, nil)
-			}
-			var others, own error
-			finish(home, &others)
-			s.calm()
-			finish(n, &own)
-			s.comesBack(n)
-			s.calm()
-			if others != nil || !errs.Is(own, errs.Unavailable) {
-				t.Errorf("window %d: FinishRound returns %v to the other member, and %v to the one of which nothing is in the round", window, others, own)
-			}
-			for _, m := range s.nodes {
-				want(t, m, 100)
-				if w := m.area.mu.mem.Working(dsm.ExtentPages); w[0] != byte(home.id) {
-					t.Errorf("window %d: node %d has %d of what was handed over", window, m.i, w[0])
-				}
-			}
 		})
 	}
 }

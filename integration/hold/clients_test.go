@@ -14,8 +14,9 @@ import (
 	"github.com/dsmfs/dsmfs/integration/harness"
 )
 
-// TestClientsOutliveTheDaemon: programs that have attached by the client libraries go on while the daemon is killed again and again.
-func TestClientsOutliveTheDaemon(t *testing.T) {
+// withPackage returns an interpreter of Python, and the environment in which it finds the package.
+func withPackage(t *testing.T) (python string, environment []string) {
+	t.Helper()
 	root, err := harness.Root()
 	if err != nil {
 		t.Fatal(err)
@@ -24,9 +25,14 @@ func TestClientsOutliveTheDaemon(t *testing.T) {
 	if skip != "" {
 		t.Skip(skip)
 	}
+	return python, []string{"PYTHONPATH=" + filepath.Join(root, "pybind"), "PYTHONDONTWRITEBYTECODE=1"}
+}
+
+// TestClientsOutliveTheDaemon: programs that have attached by the client libraries go on while the daemon is killed again and again.
+func TestClientsOutliveTheDaemon(t *testing.T) {
+	python, with := withPackage(t)
 	n := held(t)
 	rnd := seeded(t)
-	with := []string{"PYTHONPATH=" + filepath.Join(root, "pybind"), "PYTHONDONTWRITEBYTECODE=1"}
 	program := func(name string, words ...string) running {
 		c := n.Program("env", append(append(with, words...), n.Mount, fmt.Sprint(rnd.Uint64()))...)
 		if _, err := c.Do("begin"); err != nil {
@@ -48,16 +54,9 @@ func TestClientsOutliveTheDaemon(t *testing.T) {
 
 // TestReaderOfADraftOutlivesTheDaemon: a process that has stored to a file which sums, and reads on, has the memory that it stored to. It gets what others add, also from the daemons that follow.
 func TestReaderOfADraftOutlivesTheDaemon(t *testing.T) {
-	root, err := harness.Root()
-	if err != nil {
-		t.Fatal(err)
-	}
-	python, skip := harness.Interpreter()
-	if skip != "" {
-		t.Skip(skip)
-	}
+	python, with := withPackage(t)
 	nodes := heldCluster(t, 2, "--lease", "10s").Nodes()
-	c := nodes[0].Program("env", "PYTHONPATH="+filepath.Join(root, "pybind"), "PYTHONDONTWRITEBYTECODE=1", python, filepath.Join("clients", "reads_on.py"), nodes[0].Mount, nodes[1].Mount)
+	c := nodes[0].Program("env", append(with, python, filepath.Join("clients", "reads_on.py"), nodes[0].Mount, nodes[1].Mount)...)
 	last := 0
 	for i := range 4 {
 		for range 2 {

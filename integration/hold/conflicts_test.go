@@ -2,6 +2,7 @@ package hold_test
 
 import (
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -32,6 +33,25 @@ func evicted(t *testing.T, at, n *harness.Node) {
 	}
 }
 
+// fileAt makes a file of which a node is the home, with attributes, and has programs of two nodes open it: there at the home, and here at another. It has backups.
+func fileAt(t *testing.T, home, n *harness.Node, attributes ...string) (program *harness.Client, there, here *harness.File) {
+	t.Helper()
+	program = home.Client()
+	program.Must("mkdir %s", program.Path("d"))
+	for pair := range slices.Chunk(append(attributes, "user.dsm.placement", home.Name), 2) {
+		program.SetXattr("d", pair[0], pair[1])
+	}
+	there = program.Open("d/f", "rw,creat")
+	there.Write(0, []byte("aaaabbbb"))
+	there.Sync()
+	here = n.Client().Open("d/f", "rw")
+	if got := here.Read(0, 8); string(got) != "aaaabbbb" {
+		t.Fatalf("the node reads %q", got)
+	}
+	covered(t, home)
+	return program, there, here
+}
+
 // TestConflictsOutliveTheirDaemon: a node was cut off while both sides stored to a file, and keeps what it had stored as conflicts. Then its daemon is killed, twice. The conflicts are there
 // until they are cleared, and not again after that.
 func TestConflictsOutliveTheirDaemon(t *testing.T) {
@@ -41,17 +61,7 @@ func TestConflictsOutliveTheirDaemon(t *testing.T) {
 	c := harness.New(t, harness.Options{Nodes: 3, Network: harness.Namespaces, Memory: "256M", Flags: []string{"--hold", "--lease", "1s", "--fault-timeout", "2s"}})
 	nodes := c.Nodes()
 	n := nodes[2]
-	there := nodes[0].Client()
-	there.Must("mkdir %s", there.Path("d"))
-	there.SetXattr("d", "user.dsm.placement", nodes[0].Name)
-	f := there.Open("d/f", "rw,creat")
-	f.Write(0, []byte("aaaabbbb"))
-	f.Sync()
-	here := n.Client().Open("d/f", "rw")
-	if got := here.Read(0, 8); string(got) != "aaaabbbb" {
-		t.Fatalf("the node reads %q", got)
-	}
-	covered(t, nodes[0])
+	there, f, here := fileAt(t, nodes[0], n)
 	c.Partition([]*harness.Node{n}, nodes[:2])
 	here.Write(0, []byte("mino"))
 	f.Write(0, []byte("MAJO"))
@@ -100,18 +110,7 @@ func TestConflictsOfADaemonThatIsKilled(t *testing.T) {
 	c := heldCluster(t, 3, "--lease", "1s")
 	nodes := c.Nodes()
 	n := nodes[2]
-	there := nodes[0].Client()
-	there.Must("mkdir %s", there.Path("d"))
-	there.SetXattr("d", "user.dsm.placement", nodes[0].Name)
-	there.SetXattr("d", "user.dsm.interval", "0")
-	f := there.Open("d/f", "rw,creat")
-	f.Write(0, []byte("aaaabbbb"))
-	f.Sync()
-	here := n.Client().Open("d/f", "rw")
-	if got := here.Read(0, 8); string(got) != "aaaabbbb" {
-		t.Fatalf("the node reads %q", got)
-	}
-	covered(t, nodes[0])
+	_, f, here := fileAt(t, nodes[0], n, "user.dsm.interval", "0")
 	here.Write(0, []byte("mino.."))
 	n.Pause() // the holder
 	killDaemon(t, n, 0, 0, syscall.SIGKILL)
