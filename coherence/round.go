@@ -163,6 +163,9 @@ func (a *Area) startFinishLocked(id dsm.RoundID, nodes []dsm.NodeID, writers int
 // finishRound is what is left of FinishRound after startFinishLocked.
 func (a *Area) finishRound(ctx context.Context, op *acquiring) error {
 	err := a.finishAcquire(ctx, op, nil)
+	if left := a.leaveRound(op); left && err == nil {
+		err = a.awaitGivenBack(ctx, op)
+	}
 	var kept error
 	if err == nil {
 		kept = a.awaitKept(ctx, op)
@@ -171,14 +174,44 @@ func (a *Area) finishRound(ctx context.Context, op *acquiring) error {
 	return cmp.Or(kept, err) // who is told of kept calls again, and hears of the other then
 }
 
+// leaveRound takes back what is left of the contribution once the homes have ended the round: it came too late. It reports whether something that was accumulated is left.
+func (a *Area) leaveRound(op *acquiring) (given bool) {
+	a.step(func() {
+		if c := a.mu.replica.contribution; len(op.pending) == 0 && c != nil && c.id == op.finish.Round {
+			given, _ = a.givenLeftLocked(c.id)
+			a.abandonLocked()
+		}
+	})
+	return given
+}
+
+// awaitGivenBack waits until the homes have refused what was accumulated on this node and came too late. A home may have merged it before it heard of that: it has moved, and another
+// program of this node has ended the round there. Then the result is brought into memory.
+func (a *Area) awaitGivenBack(ctx context.Context, op *acquiring) error {
+	id := op.finish.Round
+	back := func() bool { some, _ := a.givenLeftLocked(id); return !some }
+	if err := a.awaitHomes(ctx, "finish", back, a.deadInAreaLocked); err != nil {
+		return err
+	}
+	var again *acquiring
+	a.step(func() {
+		if a.mu.replica.dropped[id.Group] != id {
+			again = a.startAcquireLocked(op.storing)
+		}
+	})
+	if again == nil {
+		return nil
+	}
+	err := a.finishAcquire(ctx, again, nil)
+	op.version, op.partly, op.kept = again.version, again.partly, again.kept
+	return err
+}
+
 // roundErrorLocked returns what FinishRound returns, at its end; err is that of the acquire.
 func (a *Area) roundErrorLocked(op *acquiring, err error) error {
 	id := op.finish.Round
-	if given, _ := a.givenLeftLocked(id); err == nil && (given || a.mu.replica.dropped[id.Group] == id) {
+	if err == nil && a.mu.replica.dropped[id.Group] == id {
 		err = &errs.Error{Op: "finish", Area: a.id, Kind: errs.Unavailable, Err: errs.E(errs.Unavailable, "", "what was accumulated into round %v is not in it: the part of this node was given up", id)}
-	}
-	if c := a.mu.replica.contribution; len(op.pending) == 0 && c != nil && c.id == id {
-		a.abandonLocked() // what is left of it came too late
 	}
 	if err == nil && a.notFiniteLocked().given == id {
 		err = a.notFiniteErrorLocked()

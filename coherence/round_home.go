@@ -233,8 +233,13 @@ func (a *Area) homeFinishLocked(from dsm.NodeID, m *wire.Finish) {
 	if a.versionedLocked() && !slices.Equal(m.Nodes, []dsm.NodeID{from}) {
 		return // a version has one writer, who ends it
 	}
+	if m.Epoch < a.lastGainLocked() {
+		return // another home may have answered it since; who still waits sends it again in that view
+	}
 	hr := h.rounds.round(m.Round)
-	hr.finish = m
+	if hr.finish == nil || hr.finish.Epoch <= m.Epoch {
+		hr.finish = m
+	}
 	if w := (finishing{from, m.Acquire}); !slices.Contains(hr.waiting, w) { // it is sent again after a broken session
 		hr.waiting = append(hr.waiting, w)
 	}
@@ -449,6 +454,9 @@ func (a *Area) roundsViewChangedLocked(old *dsm.View) {
 		}
 		if gained {
 			clear(hr.marked)
+			if hr.finish != nil && hr.finish.Epoch < a.lastGainLocked() { // see homeFinishLocked
+				hr.finish, hr.waiting = nil, nil
+			}
 			a.askMissingLocked(id, hr)
 		}
 		a.forgetAbandonedLocked(id)
