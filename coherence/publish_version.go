@@ -117,6 +117,7 @@ func (a *Area) versionNowLocked() (rest func(context.Context) error, err error) 
 		}, nil
 	}
 	a.endAcquireLocked(op)
+	a.leaveRoundLocked(op)
 	err = a.roundErrorLocked(op, nil)
 	a.versionPublishedLocked()
 	return nil, err

@@ -163,7 +163,9 @@ func (a *Area) startFinishLocked(id dsm.RoundID, nodes []dsm.NodeID, writers int
 // finishRound is what is left of FinishRound after startFinishLocked.
 func (a *Area) finishRound(ctx context.Context, op *acquiring) error {
 	err := a.finishAcquire(ctx, op, nil)
-	if left := a.leaveRound(op); left && err == nil {
+	left := false
+	a.step(func() { left = a.leaveRoundLocked(op) })
+	if left && err == nil {
 		err = a.awaitGivenBack(ctx, op)
 	}
 	var kept error
@@ -174,14 +176,12 @@ func (a *Area) finishRound(ctx context.Context, op *acquiring) error {
 	return cmp.Or(kept, err) // who is told of kept calls again, and hears of the other then
 }
 
-// leaveRound takes back what is left of the contribution once the homes have ended the round: it came too late. It reports whether something that was accumulated is left.
-func (a *Area) leaveRound(op *acquiring) (given bool) {
-	a.step(func() {
-		if c := a.mu.replica.contribution; len(op.pending) == 0 && c != nil && c.id == op.finish.Round {
-			given, _ = a.givenLeftLocked(c.id)
-			a.abandonLocked()
-		}
-	})
+// leaveRoundLocked takes back what is left of the contribution once the homes have ended the round: it came too late. It reports whether something that was accumulated is left.
+func (a *Area) leaveRoundLocked(op *acquiring) (given bool) {
+	if c := a.mu.replica.contribution; len(op.pending) == 0 && c != nil && c.id == op.finish.Round {
+		given, _ = a.givenLeftLocked(c.id)
+		a.abandonLocked()
+	}
 	return given
 }
 
