@@ -8,6 +8,7 @@
 #include "floor.h"
 #include "bench.h"
 
+#include <emmintrin.h>
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <stdio.h>
@@ -20,8 +21,9 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { PAGE = FLOOR_PAGE, WORDS = PAGE / 8, PIECES = 512, ANSWER = 64 };
+enum { PAGE = FLOOR_PAGE, WORDS = PAGE / 8, MASKED = PAGE / 8, PIECES = 512, ANSWER = 64 };
 
+/* Of a page of which most bytes have changed there is a mask before the bytes, a bit for each. */
 struct record {
 	uint32_t at, size;
 };
@@ -36,7 +38,7 @@ struct frame {
 	struct record *tail;    /* that record */
 	struct header header;
 	struct iovec piece[PIECES];
-	_Alignas(8) char small[FLOOR_FRAME + 2 * PAGE];
+	_Alignas(8) char small[FLOOR_FRAME + 8 * PAGE];
 };
 
 char *fresh(size_t size)
@@ -93,6 +95,9 @@ static void piece(struct frame *f, void *p, size_t size)
 		f->piece[f->pieces++] = (struct iovec){p, size};
 }
 
+/* padded is what so many bytes take in a frame: records lie at multiples of 8. */
+static size_t padded(size_t size) { return (size + 7) / 8 * 8; }
+
 static void add(struct frame *f, char *from, size_t at, size_t size)
 {
 	struct record r = {(uint32_t)at, (uint32_t)size};
@@ -109,40 +114,109 @@ static void add(struct frame *f, char *from, size_t at, size_t size)
 	f->end = here ? 0 : at + size;
 	if (here)
 		memcpy(p + sizeof r, from, size);
-	piece(f, p, sizeof r + (here ? size : 0));
-	f->used += sizeof r + (here ? size : 0);
+	piece(f, p, sizeof r + (here ? padded(size) : 0));
+	f->used += sizeof r + (here ? padded(size) : 0);
 	if (!here)
 		piece(f, from, size);
 }
 
-/* differing counts the words of a page that differ. */
-__attribute__((optimize("O3"), target_clones("avx2", "default"))) static uint64_t differing(const uint64_t *a, const uint64_t *b)
+static uint64_t between(const char *a, const char *b, size_t at)
 {
-	uint64_t n = 0;
-	for (size_t i = 0; i < WORDS; i++)
-		n += a[i] != b[i];
+	uint64_t x, y;
+	memcpy(&x, a + at, 8);
+	memcpy(&y, b + at, 8);
+	return x ^ y;
+}
+
+/* run returns where bytes end that are all equal, or all differ; eight at a time where it can. */
+static size_t run(const char *a, const char *b, size_t at, int differ)
+{
+	const uint64_t low = 0x0101010101010101u;
+	while (at < PAGE) {
+		uint64_t x = at % 8 ? 0 : between(a, b, at);
+		if (at % 8 == 0 && (differ ? !((x - low) & ~x & (low << 7)) : !x))
+			at += 8;
+		else if ((a[at] != b[at]) == differ)
+			at++;
+		else
+			break;
+	}
+	return at;
+}
+
+/* mask_page sets the bits of the bytes of a page that differ, and counts them. */
+__attribute__((optimize("O3"))) static unsigned mask_page(const char *a, const char *b, uint16_t *mask)
+{
+	__m128i equal[4], all = _mm_set1_epi8(-1), any = _mm_setzero_si128();
+	unsigned n = 0;
+	for (size_t i = 0; i < PAGE; i += sizeof equal)
+		for (size_t k = 0; k < 4; k++) {
+			const char *p = a + i + 16 * k, *q = b + i + 16 * k;
+			equal[k] = _mm_cmpeq_epi8(_mm_loadu_si128((const __m128i *)p), _mm_loadu_si128((const __m128i *)q));
+			all = _mm_and_si128(all, equal[k]);
+			any = _mm_or_si128(any, equal[k]);
+			mask[i / 16 + k] = (uint16_t)~_mm_movemask_epi8(equal[k]);
+		}
+	if (_mm_movemask_epi8(all) == 0xffff)
+		return 0;
+	if (_mm_movemask_epi8(any) == 0)
+		return PAGE;
+	for (size_t i = 0; i < PAGE / 16; i += 4) {
+		uint64_t four;
+		memcpy(&four, mask + i, sizeof four);
+		n += (unsigned)__builtin_popcountll(four);
+	}
 	return n;
+}
+
+/* blend copies the bytes of a page whose bits are set. */
+static void blend(char *to, const char *from, const char *mask)
+{
+	for (size_t i = 0; i < PAGE; i += 8) {
+		unsigned char m = (unsigned char)mask[i / 8];
+		if (m == 0xff)
+			memcpy(to + i, from + i, 8);
+		else
+			for (size_t k = 0; k < 8; k++)
+				if (m >> k & 1)
+					to[i + k] = from[i + k];
+	}
+}
+
+static void add_masked(struct frame *f, char *from, size_t at, const uint16_t *mask)
+{
+	struct record r = {(uint32_t)at, MASKED + PAGE};
+	char *p = f->small + f->used;
+	memcpy(p, &r, sizeof r);
+	memcpy(p + sizeof r, mask, MASKED);
+	f->used += sizeof r + MASKED;
+	f->end = 0;
+	piece(f, p, sizeof r + MASKED);
+	piece(f, from, PAGE);
 }
 
 void frame_page(struct frame *f, char *base, const char *mem, size_t at, size_t origin)
 {
-	uint64_t *old = (uint64_t *)(base + at);
-	const uint64_t *new = (const uint64_t *)(mem + at);
-	uint64_t n = differing(old, new);
+	uint16_t mask[PAGE / 16];
+	char *old = base + at;
+	const char *new = mem + at;
+	unsigned n = mask_page(old, new, mask);
 	if (n == 0)
 		return;
 	if (f->size >= f->limit || f->pieces > PIECES - 4)
 		frame_send(f, 0);
-	if (n == WORDS) {
+	if (n > PAGE / 2) {
 		memcpy(old, new, PAGE);
-		add(f, base + at, origin + at, PAGE);
+		if (n == PAGE)
+			add(f, old, origin + at, PAGE);
+		else
+			add_masked(f, old, origin + at, mask);
 		return;
 	}
-	for (size_t i = 0, from; i < WORDS; i++) {
-		for (from = i; i < WORDS && old[i] != new[i]; i++)
-			old[i] = new[i];
-		if (i > from)
-			add(f, base + at + 8 * from, origin + at + 8 * from, 8 * (i - from));
+	for (size_t i = run(old, new, 0, 0), from = i; i < PAGE; i = run(old, new, i, 0), from = i) {
+		i = run(old, new, from, 1);
+		memcpy(old + from, new + from, i - from);
+		add(f, old + from, origin + at + from, i - from);
 	}
 }
 
@@ -158,10 +232,18 @@ int frame_take(int conn, char *base, char *work, size_t *from, size_t *to)
 	for (size_t i = 0; i < h.size;) {
 		struct record r;
 		memcpy(&r, all + i, sizeof r);
-		memcpy(base + r.at, all + i + sizeof r, r.size);
-		if (work)
-			memcpy(work + r.at, all + i + sizeof r, r.size);
-		i += sizeof r + r.size;
+		const char *p = all + i + sizeof r;
+		i += sizeof r + padded(r.size);
+		if (r.size == MASKED + PAGE) {
+			blend(base + r.at, p + MASKED, p);
+			if (work)
+				blend(work + r.at, p + MASKED, p);
+			r.size = PAGE;
+		} else {
+			memcpy(base + r.at, p, r.size);
+			if (work)
+				memcpy(work + r.at, p, r.size);
+		}
 		*from = *from < r.at ? *from : r.at;
 		*to = *to > r.at + r.size ? *to : r.at + r.size;
 	}
@@ -290,8 +372,9 @@ void floor_versions(char **a)
 		die("no program");
 	while (receive_all(conn, request, ANSWER)) {
 		for (size_t at = 0; at < size; at += PAGE) {
+			uint16_t mask[PAGE / 16];
 			char *from = mem + at;
-			if (compare && !differing((uint64_t *)(base + at), (uint64_t *)from))
+			if (compare && !mask_page(base + at, from, mask))
 				from = base + at;
 			memcpy(retained + at, from, PAGE);
 			memcpy(readers + at, retained + at, PAGE);

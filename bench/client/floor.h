@@ -7,7 +7,7 @@
 
 enum { FLOOR_PAGE = 4096, FLOOR_FRAME = 512 << 10 /* at most */ };
 
-/* What goes to the other end together: records of changed words, the long ones where they lie. */
+/* What goes to the other end together: records of changed bytes, the long ones where they lie. */
 struct frame;
 
 /* frame_to makes one for a connection, of a file of so many bytes: small enough that both ends work at once. */
