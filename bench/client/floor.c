@@ -198,8 +198,9 @@ static void add_masked(struct frame *f, char *from, size_t at, const uint16_t *m
 void frame_page(struct frame *f, char *base, const char *mem, size_t at, size_t origin)
 {
 	uint16_t mask[PAGE / 16];
+	_Alignas(64) char new[PAGE]; /* other programs may store to the page meanwhile */
 	char *old = base + at;
-	const char *new = mem + at;
+	memcpy(new, mem + at, PAGE);
 	unsigned n = mask_page(old, new, mask);
 	if (n == 0)
 		return;
@@ -373,11 +374,9 @@ void floor_versions(char **a)
 	while (receive_all(conn, request, ANSWER)) {
 		for (size_t at = 0; at < size; at += PAGE) {
 			uint16_t mask[PAGE / 16];
-			char *from = mem + at;
-			if (compare && !mask_page(base + at, from, mask))
-				from = base + at;
-			memcpy(retained + at, from, PAGE);
-			memcpy(readers + at, retained + at, PAGE);
+			memcpy(retained + at, mem + at, PAGE);
+			if (!compare || mask_page(base + at, retained + at, mask))
+				memcpy(readers + at, retained + at, PAGE);
 		}
 		char *next = retained;
 		retained = base;
