@@ -21,7 +21,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { PAGE = FLOOR_PAGE, WORDS = PAGE / 8, MASKED = PAGE / 8, PIECES = 512, ANSWER = 64 };
+enum { PAGE = FLOOR_PAGE, WORDS = PAGE / 8, MASKED = PAGE / 8, PIECES = 512, PAGES = 512, ANSWER = 64 };
 
 /* Of a page of which most bytes have changed there is a mask before the bytes, a bit for each. */
 struct record {
@@ -33,7 +33,7 @@ struct header {
 };
 
 struct frame {
-	int conn, pieces;
+	int conn, pieces, pages;
 	size_t limit, size, used, end; /* when it is sent; of all; of small; where the last record ends if it is a long one */
 	struct record *tail;    /* that record */
 	struct header header;
@@ -52,6 +52,7 @@ char *fresh(size_t size)
 static void frame_reset(struct frame *f)
 {
 	f->pieces = 1;
+	f->pages = 0;
 	f->size = f->used = f->end = 0;
 	f->piece[0] = (struct iovec){&f->header, sizeof f->header};
 }
@@ -198,14 +199,15 @@ static void add_masked(struct frame *f, char *from, size_t at, const uint16_t *m
 void frame_page(struct frame *f, char *base, const char *mem, size_t at, size_t origin)
 {
 	uint16_t mask[PAGE / 16];
-	_Alignas(64) char new[PAGE]; /* other programs may store to the page meanwhile */
+	_Alignas(64) char new[PAGE]; /* Other programs may store to the page meanwhile. */
 	char *old = base + at;
 	memcpy(new, mem + at, PAGE);
 	unsigned n = mask_page(old, new, mask);
 	if (n == 0)
 		return;
-	if (f->size >= f->limit || f->pieces > PIECES - 4)
+	if (f->size >= f->limit || f->pages == PAGES || f->pieces > PIECES - 4)
 		frame_send(f, 0);
+	f->pages++;
 	if (n > PAGE / 2) {
 		memcpy(old, new, PAGE);
 		if (n == PAGE)
