@@ -52,7 +52,10 @@ func hopsRow(l line, h hops, nodes int, settings string, rounds int, o options) 
 		func(s *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
 			next, err := shared(s)
 			return func() (float64, error) { return publishHops(c, h, next(), settings, rounds) },
-				func() (float64, error) { return bareHops(c, h, next(), rounds) }, err
+				func() (float64, error) {
+					v, _, err := bareHops(c, h, next(), rounds)
+					return v, err
+				}, err
 		})
 }
 
@@ -87,8 +90,8 @@ func publishHops(c *harness.Cluster, h hops, file, settings string, rounds int) 
 	return v, err
 }
 
-// bareHops is publishHops with programs in C in place of the daemons.
-func bareHops(c *harness.Cluster, h hops, file string, rounds int) (_ float64, err error) {
+// bareHops is publishHops with programs in C in place of the daemons. worked is the processor time of these, in nanoseconds.
+func bareHops(c *harness.Cluster, h hops, file string, rounds int) (v, worked float64, err error) {
 	const port = 7451
 	host := func(n *harness.Node) string {
 		addr, _, splitErr := net.SplitHostPort(n.Address)
@@ -96,10 +99,6 @@ func bareHops(c *harness.Cluster, h hops, file string, rounds int) (_ float64, e
 		return addr
 	}
 	writer, reader := c.Node(1), c.Node(2)
-	type program struct {
-		on   *harness.Node
-		args []any
-	}
 	last := []any{"hop-reader", file + ".there", file, rounds, h.how}
 	if h.how == "read" {
 		last = []any{"read-reader", file + ".there", file, rounds}
@@ -110,27 +109,18 @@ func bareHops(c *harness.Cluster, h hops, file string, rounds int) (_ float64, e
 		chain = append(chain, program{c.Node(3), []any{"hop-forward", port, next, port}})
 		next = host(c.Node(3))
 	}
-	chain = append(chain, program{writer, []any{"hop-relay", file + ".socket", file + ".here", next, port}})
+	chain = append(chain, program{writer, []any{"hop-relay", file + ".socket", file + ".here", next, port}},
+		program{writer, []any{"hop-writer", file + ".socket", file + ".here", file, rounds}})
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
-	var all []*helper
-	for _, p := range chain {
-		b, _, err := start(p.on, programs.bench, p.args...)
-		if err != nil {
-			return 0, errors.Join(err, endAll(all))
+	v, rest, err := besidesAll(chain...)
+	for _, numbers := range rest {
+		for _, ns := range numbers {
+			worked += ns
 		}
-		all = append(all, b)
 	}
-	v, err := one(writer, "hop-writer", file+".socket", file+".here", file, rounds)
-	if err != nil {
-		return 0, errors.Join(err, endAll(all))
-	}
-	for _, b := range all { // each ends when the one before it does
-		_, restErr := b.rest()
-		err = errors.Join(err, restErr)
-	}
-	return v, err
+	return v, worked, err
 }
 
 // endAll ends programs that nobody talks to any more.
@@ -149,9 +139,11 @@ func versionedRow(o options) ([]line, error) {
 	return hopsRow(l, hops{home: 1, how: "wait"}, 2, "mode versioned\n", rounds, o)
 }
 
+// allowedWork is what both daemons may take for a small publish.
+const allowedWork = 60 * time.Microsecond
+
 // attachWorkRow measures the processor time of both daemons for a small publish, with a reader that sleeps.
 func attachWorkRow(o options) ([]line, error) {
-	const allowed = 60 * time.Microsecond
 	rounds := o.pick(3000, 300)
 	l := line{Name: "processor time of both daemons for 4 KiB of an attached program, until a reader sees it", Unit: "ns", Measure: "allowed", Bound: 1}
 	return compare(l, harness.Options{Default: true, Single: true, Nodes: 2, Network: harness.Namespaces, Memory: "256M"}, o.rounds,
@@ -161,7 +153,7 @@ func attachWorkRow(o options) ([]line, error) {
 				before := c.CPU()
 				_, err := publishHops(c, hops{home: 1, how: "wait"}, next(), "", rounds)
 				return float64(c.CPU()-before) / float64(rounds), err
-			}, func() (float64, error) { return float64(allowed), nil }, err
+			}, func() (float64, error) { return float64(allowedWork), nil }, err
 		})
 }
 

@@ -67,18 +67,30 @@ func sumRow(way string, of sum, o options) ([]line, error) {
 	})
 }
 
-// roundFloorRow measures what is left of a sum at one home without daemons, files and Python.
+// roundFloorRow measures what is left of a sum at one home without daemons, files and Python, and of one with a home at each node without the
+// daemons and Python.
 func roundFloorRow(o options) ([]line, error) {
 	var lines []line
-	for _, of := range sums["accumulate"][1:] {
-		l := line{Name: fmt.Sprintf("sum of %d bytes of %d nodes, f32, by C programs of which one adds", of.size, sumNodes), Measure: "Gloo all_reduce", Unit: "ns"}
-		more, err := compare(l, sumCluster(), o.rounds, func(_ *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
+	for _, of := range sums["accumulate"] {
+		how, times := "of which one adds", 10*o.pick(of.times, of.quick)
+		if of.size > mib {
+			how, times = "that each add a part", o.pick(of.times, of.quick)
+		}
+		l := line{Name: fmt.Sprintf("sum of %d bytes of %d nodes, f32, by C programs %s", of.size, sumNodes, how), Measure: "Gloo all_reduce", Unit: "ns"}
+		more, err := compare(l, sumCluster(), o.rounds, func(s *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
+			next, err := shared(s)
+			if err != nil {
+				return nil, nil, err
+			}
 			host, _, err := net.SplitHostPort(c.Node(1).Address)
 			if err != nil {
 				return nil, nil, err
 			}
 			yardstick, err = summing(c, "gloo", of.size, o.pick(of.times, of.quick), func(*harness.Node) string { return host })
-			return func() (float64, error) { return bareSum(c, host, of.size/4, 10*o.pick(of.times, of.quick)) }, yardstick, err
+			if of.size > mib {
+				return func() (float64, error) { return largeSum(c, next(), of.size, times) }, yardstick, err
+			}
+			return func() (float64, error) { return bareSum(c, host, of.size/4, times) }, yardstick, err
 		})
 		lines = append(lines, more...)
 		if err != nil {

@@ -11,6 +11,7 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { PAGE = 4096, ANSWER = 64 };
@@ -74,6 +75,14 @@ void attached_writer(char **a)
 	dsmfs_detach(area);
 }
 
+/* print_work prints the processor time of this process. */
+static void print_work(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+	printf("%lld\n", (long long)t.tv_sec * 1000000000 + t.tv_nsec);
+}
+
 static struct sockaddr_un name(const char *path)
 {
 	struct sockaddr_un at = {.sun_family = AF_UNIX};
@@ -81,7 +90,7 @@ static struct sockaddr_un name(const char *path)
 	return at;
 }
 
-/* hop-end PORT FILE: puts each page that comes into the memory of a file, wakes who waits for its last word, and answers. */
+/* hop-end PORT FILE: puts each page that comes into the memory of a file, wakes who waits for its last word, and answers. Prints its processor time in the end. */
 void hop_end(char **a)
 {
 	char page[PAGE], done[ANSWER] = {0};
@@ -94,9 +103,10 @@ void hop_end(char **a)
 		syscall(SYS_futex, word, FUTEX_WAKE, 1, NULL, NULL, 0);
 		send_all(conn, done, ANSWER);
 	}
+	print_work();
 }
 
-/* hop-forward PORT HOST PORT: passes each page on, and the answer back. */
+/* hop-forward PORT HOST PORT: passes each page on, and the answer back. As hop-end in the end. */
 void hop_forward(char **a)
 {
 	char page[PAGE], done[ANSWER];
@@ -107,9 +117,10 @@ void hop_forward(char **a)
 			die("the next hop is gone");
 		send_all(from, done, ANSWER);
 	}
+	print_work();
 }
 
-/* hop-relay SOCKET FILE HOST PORT: when a program asks for it sends on the page in the memory of a file, and answers when the other end has. */
+/* hop-relay SOCKET FILE HOST PORT: when a program asks for it sends on the page in the memory of a file, and answers when the other end has. As hop-end in the end. */
 void hop_relay(char **a)
 {
 	char request[ANSWER], page[PAGE];
@@ -125,6 +136,7 @@ void hop_relay(char **a)
 			die("the other end is gone");
 		send_all(conn, request, ANSWER);
 	}
+	print_work();
 }
 
 /* hop-reader FILE SIGHTING ROUNDS HOW: as attached-reader, of what hop-end puts in place. */

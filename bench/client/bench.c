@@ -88,6 +88,11 @@ static const struct {
 	{"hop-end", 2, hop_end}, {"hop-forward", 3, hop_forward}, {"hop-relay", 4, hop_relay},
 	{"hop-reader", 4, hop_reader}, {"hop-writer", 4, hop_writer},
 	{"sum-home", 4, sum_home}, {"sum-member", 4, sum_member},
+	{"floor-daemon", 5, floor_daemon}, {"floor-end", 3, floor_end}, {"floor-writer", 5, floor_writer},
+	{"floor-reader", 4, floor_reader}, {"floor-publisher", 6, floor_publisher}, {"floor-versions", 5, floor_versions},
+	{"floor-mount", 4, floor_mount},
+	{"fault-home", 2, fault_home}, {"fault-daemon", 4, fault_daemon}, {"fault-program", 3, fault_program},
+	{"sum-daemon", 6, sum_daemon}, {"sum-program", 5, sum_program},
 	{"factor-attached", 5, factor_attached}, {"factor-shared", 4, factor_shared},
 };
 

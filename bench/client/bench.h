@@ -73,6 +73,18 @@ void hop_forward(char **a);
 void hop_relay(char **a);
 void hop_reader(char **a);
 void hop_writer(char **a);
+void floor_daemon(char **a);
+void floor_end(char **a);
+void floor_writer(char **a);
+void floor_reader(char **a);
+void floor_publisher(char **a);
+void floor_versions(char **a);
+void floor_mount(char **a);
+void fault_home(char **a);
+void fault_daemon(char **a);
+void fault_program(char **a);
+void sum_daemon(char **a);
+void sum_program(char **a);
 void factor_attached(char **a);
 void factor_shared(char **a);
 
