@@ -210,9 +210,6 @@ func (r *simRun) restart(n *simNode) {
 			return // the kernel would ask again
 		}
 	}
-	if h := n.kernel.change; r.kind.locks && h != nil && h.answered {
-		return // the next daemon does not know of the hole: see pages/cached_punched.go
-	}
 	n.dying = true
 	for _, q := range r.requests {
 		if q.n == n {
