@@ -14,7 +14,8 @@ import (
 // as sent by another incarnation (dsm.Member.Since).
 //
 // Where nobody can take over, and a file has bytes, the node cannot come back: its daemon ends, and it is marked as gone as any node that
-// dies.
+// dies. Where none has, the slot begins anew, also if it was on its way to the node: its source may have offered it, and then nobody would serve it, and a file
+// that gets bytes there would wait until the node ends. Who stores these bytes has heard of this first, so the source does not merge them.
 
 func (o backOp) apply(s *state, st step) (dsm.Inode, error) {
 	m, ok := s.view.Member(o.Node)
@@ -38,7 +39,9 @@ func (o backOp) apply(s *state, st step) (dsm.Inode, error) {
 			}
 		}
 		for _, h := range v.Rows() {
-			withdraw(v, h, o.Node)
+			if !withdraw(v, h, o.Node) && h.Emptied {
+				*h = dsm.SlotHome{Primary: o.Node, Epoch: v.Epoch} // no file has bytes there
+			}
 		}
 	})
 	s.joinedAgain(o.Node, o.Noted, o.Keep)

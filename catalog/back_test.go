@@ -44,6 +44,26 @@ func TestWithdraw(t *testing.T) {
 	}
 }
 
+// TestBackWithoutBytes: a slot in which no file has bytes is on its way to a node whose daemon is killed, and nobody else is certain to have it. It is the node's when the next daemon is back. Its source cannot say that: it has offered the slot.
+func TestBackWithoutBytes(t *testing.T) {
+	m := newSized(t, 1<<30, 1<<30)
+	slots := []dsm.Slot{3, 4}
+	v := m.view.Clone()
+	v.Epoch++
+	for _, slot := range slots {
+		v.Slots[slot] = dsm.SlotHome{Primary: nodeB, Source: nodeA, Epoch: v.Epoch}
+	}
+	v.Slots[4].Emptied = true // by a daemon before
+	m.view = v
+	m.must(nodeB, backOp{Node: nodeB})
+	m.must(nodeA, handoverFailedOp{Lost: slots, Epoch: m.view.Epoch})
+	for _, slot := range slots {
+		if got := m.view.Slots[slot]; got.Primary != nodeB || got.Source != 0 || got.Emptied || got.Epoch <= v.Epoch {
+			t.Errorf("%+v", got)
+		}
+	}
+}
+
 // TestSourceOfAnEmptiedSlot: the source says what becomes of a slot that was on its way to a node whose daemon was killed. What it says of a backup, or the
 // daemon before of the slot, does not count meanwhile. A slot that nobody can have stays undecided.
 func TestSourceOfAnEmptiedSlot(t *testing.T) {

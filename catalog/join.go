@@ -95,23 +95,40 @@ const mostAway = 2 * time.Second
 
 // askToJoin asks the node at addr to admit this one, again if the answer is lost. Who is a member already gets the same answer once more.
 func (c *Catalog) askToJoin(ctx context.Context, addr string) (reply any, err error) {
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	defer context.AfterFunc(c.life, end)()
+	err = UntilAnswered(ctx, func() (err error) {
+		reply, err = c.caller.Call(ctx, addr, &wire.Join{Protocol: wire.JoinProtocol, Member: c.self})
+		if errors.Is(err, errs.ErrUnanswered) {
+			c.unanswered.Store(true)
+		}
+		return err
+	})
+	return reply, err
+}
+
+// UntilAnswered asks another node for what it may do more than once. It asks again if the answer is lost with its connection, until ctx ends, or the other node is away for
+// two seconds. If nobody was asked it fails at once.
+func UntilAnswered(ctx context.Context, ask func() error) error {
 	lost := false
 	var away time.Time // since then it cannot be reached
 	for try := 0; ; try++ {
-		reply, err = c.caller.Call(ctx, addr, &wire.Join{Protocol: wire.JoinProtocol, Member: c.self})
+		err := ask()
 		switch {
 		case errors.Is(err, errs.ErrUnanswered):
 			lost, away = true, time.Time{}
-			c.unanswered.Store(true)
 		case !lost || !errs.Is(err, errs.Unavailable):
-			return reply, err
+			return err
 		case away.IsZero():
 			away = time.Now()
 		case time.Since(away) > mostAway:
-			return reply, err
+			return err
 		}
-		if !c.pause(ctx, ctx, try) {
-			return reply, err
+		select {
+		case <-time.After(backoff(try)):
+		case <-ctx.Done():
+			return err
 		}
 	}
 }

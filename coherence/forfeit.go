@@ -68,8 +68,22 @@ func (a *Area) forfeitLocked() {
 		}
 		x.stash = nil
 	}
+	a.endComparisonsLocked()
 	if any { // else the log would be told of what was lost before once more
 		a.tellOfConflictsLocked("programs of this node have stored under locks that the cluster had dropped: that is not published")
+	}
+}
+
+// endComparisonsLocked has the comparisons end of extents of which nothing is left that this node has stored: comparedAllLocked does it in this step. A home may have merged a store
+// that is forfeit, and not have answered. Compared with that, what programs store when they have opened the file again would be in conflict, and its publish come to nothing.
+func (a *Area) endComparisonsLocked() {
+	if !a.mu.absence.compares() {
+		return
+	}
+	for e := range a.mu.absence.returning {
+		if x := a.mu.replica.extents[e]; x == nil || x.dirty.Empty() && x.pub == nil {
+			a.mu.absence.set(e, answered)
+		}
 	}
 }
 

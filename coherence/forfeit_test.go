@@ -39,6 +39,52 @@ func TestForfeitAfterAKill(t *testing.T) {
 	}
 }
 
+// TestStoredAfterAForfeit: a home has merged what a node has stored, and the answer is lost. The node is put out twice, and the second time its locks are lost: what it has stored is given up. Its programs close the file, open
+// it again and store to the same place. That is in no conflict with their own store of before.
+func TestStoredAfterAForfeit(t *testing.T) {
+	for _, killed := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			s, home, n := heldBesideHome(t, dsm.Inode{Size: dsm.ExtentSize})
+			lose := func() {
+				for _, l := range []link{{home.i, n.i}, {n.i, home.i}} {
+					for len(s.net[l]) > 0 {
+						if f := s.take(l); f.shared != nil {
+							f.shared.Release()
+						}
+					}
+				}
+			}
+			put(t, n, 7)
+			publish(n)
+			for home.area.mu.home.extents[0] == nil {
+				s.deliver()
+			}
+			s.isEvicted(n)
+			lose()
+			s.comesBack(n)
+			lose() // it compares
+			s.isEvicted(n)
+			n.lost.Store(true)
+			if killed {
+				n.follow()
+			} else {
+				s.comesBack(n)
+			}
+			n.area.Forfeit()
+			n.lost.Store(false)
+			put(t, n, 8)
+			publish(n)
+			s.calm()
+			for _, o := range s.nodes {
+				want(t, o, 8)
+			}
+			if got := n.area.ConflictCount(); got != 1 {
+				t.Errorf("%d conflicts are kept, want that which was given up", got)
+			}
+		})
+	}
+}
+
 // TestForfeitEndsTheWait: a publish waits when all that it has is given up, because the node is back or because the programs close the file. Nothing else comes to the extent: nobody has published there.
 func TestForfeitEndsTheWait(t *testing.T) {
 	for _, closes := range []bool{false, true} {

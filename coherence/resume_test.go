@@ -263,3 +263,39 @@ func TestResumeBeforeTheCatalogTells(t *testing.T) {
 		t.Errorf("subscribed %v, %d bytes, want %d", a.mu.replica.subscribed, a.mu.mem.Size(), n.ino.Size)
 	}
 }
+
+// TestTruncatedBehindAKill: what was sent of an extent is truncated while no daemon is there. The next one sends it no more.
+func TestTruncatedBehindAKill(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, _, n := heldBesideHome(t, dsm.Inode{Size: 2 * dsm.ExtentSize})
+		if err := n.area.WriteAt(t.Context(), []byte{7}, dsm.ExtentSize); err != nil {
+			t.Fatal(err)
+		}
+		publish(n)
+		n.node.isKilled()
+		s.resize(dsm.ExtentSize)
+		n.follow()
+		if r := &n.area.mu.replica; r.underWay > 0 || len(r.busy.extents) > 0 {
+			t.Errorf("%d bytes, and %d extents, are to be published of what is gone", r.underWay, len(r.busy.extents))
+		}
+		s.calm()
+	})
+}
+
+// TestNotAllHereBeforeTheAnswer: a node that waits for the answer of a home has not all pages for certain: the home may have newer ones.
+func TestNotAllHereBeforeTheAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, _, n := heldBesideHome(t, dsm.Inode{Size: dsm.ExtentSize})
+		a := n.area
+		a.step(func() {
+			if !a.allHereLocked() {
+				t.Error("not all is here")
+			}
+			a.replicaResetLocked(s.nodes[0].id)
+			if len(a.mu.replica.subs) == 0 || a.allHereLocked() {
+				t.Errorf("all is here, and %d subscriptions are not answered", len(a.mu.replica.subs))
+			}
+		})
+		s.calm()
+	})
+}

@@ -404,7 +404,7 @@ func (s *sim) moveSlots() {
 			}
 		case s.rng.IntN(3) == 0 && row.Settled() && !s.twoUnheard():
 			to := dsm.NodeID(s.rng.IntN(len(s.nodes)) + 1)
-			if to != row.Primary && !slices.Contains(gone, to) {
+			if to != row.Primary && !slices.Contains(gone, to) && !s.isAlone(to) {
 				*row = s.movedTo(*row, to, v.Epoch)
 				changed = true
 			}
@@ -416,12 +416,15 @@ func (s *sim) moveSlots() {
 	}
 }
 
+// isAlone reports whether the daemon of a node was killed, of what moves to which nobody has a copy.
+func (s *sim) isAlone(n dsm.NodeID) bool { return s.alone && s.nodes[n-1].away }
+
 // placeAnew gives the area a slot of its own, as catalog/place.go does, at some node. It reports whether it did.
 func (s *sim) placeAnew(v *dsm.View) bool {
 	row := *s.rowOf(v, 0)
 	gone := deadOf(v)
 	to := dsm.NodeID(s.rng.IntN(len(s.nodes)) + 1)
-	if v.Placed(simArea) != 0 || !row.Settled() || s.twoUnheard() || slices.Contains(gone, row.Primary) || slices.Contains(gone, to) || s.rng.IntN(2) == 0 {
+	if v.Placed(simArea) != 0 || !row.Settled() || s.twoUnheard() || slices.Contains(gone, row.Primary) || slices.Contains(gone, to) || s.isAlone(to) || s.rng.IntN(2) == 0 {
 		return false
 	}
 	s.placed++

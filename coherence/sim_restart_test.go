@@ -170,29 +170,53 @@ func (r *simRun) memberIsGone(n *simNode) {
 	}
 }
 
-// goesBack takes a node out of the rows, whose daemon was killed. It returns false if somebody has nothing but there.
+// goesBack takes a node out of the rows, whose daemon was killed. It returns false if nobody else has a slot in which the area has bytes.
 func (s *sim) goesBack(v *dsm.View, n *simNode) bool {
-	for _, row := range v.Rows() {
-		involved, source := row.Primary == n.id || row.Source == n.id, row.Source
-		dropBackup(row, n.id)
-		if synced, _ := backups(row); row.Emptied && len(synced) == 0 {
-			return false // if the source does not serve any more nobody has anything
+	ino := s.lastInode()
+	bytes := make(map[dsm.Slot]bool)
+	for e := range dsm.ExtentIndex(ino.Spec.CoveringExtents(ino.Size)) {
+		bytes[s.slotOf(v, e)] = true
+	}
+	for sl, row := range v.Rows() {
+		if s.withdraws(v, row, n) {
+			continue
 		}
-		if row.Primary == n.id && source != 0 { // which may still serve: only it knows when it has stopped
-			if i := row.BackupOf(source); i >= 0 && row.Backups[i].InSync {
-				*row = restarted(v, *row, source)
-			} else if synced, _ := backups(row); len(synced) == 0 {
-				return false // it may lack what the node has acked
-			} else {
-				row.Emptied = true // the source says whether it still is the home
-			}
-		} else if involved && !s.succeed(v, row) {
+		if bytes[sl] {
 			return false
+		}
+		if row.Emptied {
+			*row = dsm.SlotHome{Primary: n.id, Epoch: v.Epoch}
 		}
 	}
 	v.Members[n.i].Since = v.Epoch
 	s.assign(v)
 	return true
+}
+
+// withdraws takes a node out of a row as the catalog does. It returns false if it is not certain that somebody else has everything.
+func (s *sim) withdraws(v *dsm.View, row *dsm.SlotHome, n *simNode) bool {
+	involved, source := row.Primary == n.id || row.Source == n.id, row.Source
+	dropBackup(row, n.id)
+	if synced, _ := backups(row); row.Emptied && len(synced) == 0 {
+		return false // if the source does not serve any more nobody has anything
+	}
+	switch {
+	case row.Primary == n.id && source != 0: // which may still serve: only it knows when it has stopped
+		if i := row.BackupOf(source); i >= 0 && row.Backups[i].InSync {
+			*row = restarted(v, *row, source)
+			return true
+		}
+		row.Emptied = true // the source says whether it still is the home
+		synced, _ := backups(row)
+		return len(synced) > 0 // else it may lack what the node has acked
+	case !involved || s.succeed(v, row):
+		return true
+	case row.Primary == n.id:
+		*row = dsm.SlotHome{Primary: n.id, Epoch: v.Epoch}
+	default:
+		arrived(row)
+	}
+	return false
 }
 
 // callsOfRound reports whether a call of a round has not returned. It may go on for a while when it was given up, and its program calls nothing else meanwhile: the end of
@@ -209,9 +233,6 @@ func (r *simRun) restart(n *simNode) {
 		if q.n == n && q.firm {
 			return // the kernel would ask again
 		}
-	}
-	if h := n.kernel.change; r.kind.locks && h != nil && h.answered {
-		return // the next daemon does not know of the hole: see pages/cached_punched.go
 	}
 	n.dying = true
 	for _, q := range r.requests {

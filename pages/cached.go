@@ -199,6 +199,7 @@ func newCached(a *Area) *Cached {
 		for p := range old.others {
 			old.dropOthers(p)
 		}
+		old.forgetPunched()
 	}
 	a.ledger = &Cached{
 		area:    a,

@@ -24,35 +24,49 @@ import (
 // shows nothing, yet its program must see what was published before. So some time after the punch
 // TellPunched has such pages dropped.
 //
-// What is not covered: before that, the kernel may clear what a program stores to the hole through a
-// mapping. And the next daemon does not know of the hole. If the daemon is killed right after the answer,
-// while a READ of such a page waits, the next one may answer that with bytes in the hole that were
-// published, or given back, since; the kernel clears them, and the next WRITE of the page brings zeroes
-// that count as stored.
+// If the daemon is killed after the answer, a READ of such a page comes to the next one. So that one is
+// told of the hole before the answer: each of the pages has a frame. If the daemon is killed before that,
+// the request comes again.
+//
+// What is not covered: before the invalidation, the kernel may clear what a program stores to the hole
+// through a mapping.
 
 // punched is the last hole, as long as the kernel may not have dropped it.
 type punched struct {
-	from, to int64
 	// pending are the pages that it begins and ends in, until they have been dropped after the answer.
-	pending  map[dsm.PageIndex]struct{}
+	pending  map[dsm.PageIndex]hole
 	answered bool
 	at       time.Time // of the answer
 	told     bool      // TellPunched was called
 	last     uint64    // the last notice before the answer
 }
 
+// hole is what a hole has of a page.
+type hole struct {
+	from, to int
+	kept     frame // says so to the next daemon, if there is one: it has nothing but its tag
+}
+
 // KernelPunches records that a program punches a hole of n bytes at off. Call it before the zeroes
 // are stored here, and call answered right before the request is answered. Call over when the thread that
 // has punched goes on: the kernel has dropped this hole then, and perhaps not one that was punched since.
 func (c *Cached) KernelPunches(off, n int64) (answered func(now time.Time), over func()) {
-	h := &punched{from: off, to: off + n, pending: make(map[dsm.PageIndex]struct{}, 2)}
+	h := &punched{pending: make(map[dsm.PageIndex]hole, 2)}
 	for _, at := range [...]int64{off, off + n} {
 		if at%dsm.PageSize != 0 {
-			h.pending[dsm.PageIndex(at/dsm.PageSize)] = struct{}{}
+			p := dsm.PageIndex(at / dsm.PageSize)
+			start := int64(p) * dsm.PageSize
+			h.pending[p] = hole{from: int(max(off-start, 0)), to: int(min(off+n-start, dsm.PageSize))}
 		}
 	}
+	c.forgetPunched()
 	c.punched = h
-	answered = func(now time.Time) { h.answered, h.at, h.last = true, now, c.area.drops.last }
+	answered = func(now time.Time) {
+		h.answered, h.at, h.last = true, now, c.area.drops.last
+		if c.punched == h {
+			c.keepPunched()
+		}
+	}
 	over = func() {
 		if c.punched == h {
 			c.punchOver()
@@ -99,7 +113,7 @@ func (c *Cached) punchOver() {
 	if h == nil || !h.answered {
 		return
 	}
-	c.punched = nil
+	c.forgetPunched()
 	for p := range h.pending {
 		x, i := c.page(p)
 		if _, kept := c.given[p]; h.told && !kept && !x.blind.Has(i) && !x.bare.Has(i) {
@@ -114,12 +128,12 @@ func (c *Cached) inHole(p dsm.PageIndex, b []byte, lo int) []byte {
 	if c.punched == nil {
 		return nil
 	}
-	if _, ok := c.punched.pending[p]; !ok {
+	x, ok := c.punched.pending[p]
+	if !ok {
 		return nil
 	}
-	at, n := int64(p)*dsm.PageSize+int64(lo), int64(len(b))
-	from := min(max(c.punched.from-at, 0), n)
-	return b[from:max(min(c.punched.to-at, n), from)]
+	from := min(max(x.from-lo, 0), len(b))
+	return b[from:max(min(x.to-lo, len(b)), from)]
 }
 
 // hidePunched clears the part of a reply that is inHole, and reports whether that changed the reply.
@@ -141,7 +155,7 @@ func (c *Cached) deliveredPunched(off int64, data []byte) {
 		at := int64(p)*dsm.PageSize - off // of the page, in data
 		from, to := max(at, 0), min(at+dsm.PageSize, int64(len(data)))
 		if from < to && !allZero(c.inHole(p, data[from:to], int(from-at))) {
-			delete(h.pending, p)
+			c.outOfHole(p)
 		}
 	}
 }
@@ -149,6 +163,55 @@ func (c *Cached) deliveredPunched(off int64, data []byte) {
 // droppedPunched records that an invalidation of page p is done.
 func (c *Cached) droppedPunched(p dsm.PageIndex, notice uint64) {
 	if h := c.punched; h != nil && h.answered && (notice > h.last || h.told) {
-		delete(h.pending, p)
+		c.outOfHole(p)
+	}
+}
+
+// outOfHole records that the kernel clears nothing of page p any more.
+func (c *Cached) outOfHole(p dsm.PageIndex) {
+	if x, ok := c.punched.pending[p]; ok && x.kept.slab != nil {
+		c.area.frames.put(x.kept)
+	}
+	delete(c.punched.pending, p)
+}
+
+// forgetPunched forgets the last hole.
+func (c *Cached) forgetPunched() {
+	if c.punched == nil {
+		return
+	}
+	for _, x := range c.punched.pending {
+		if x.kept.slab != nil {
+			c.area.frames.put(x.kept)
+		}
+	}
+	c.punched = nil
+}
+
+// keepPunched tells the next daemon of the last hole.
+func (c *Cached) keepPunched() {
+	if !c.area.Outlives() {
+		return
+	}
+	for p, x := range c.punched.pending {
+		x.kept = c.area.frames.take()
+		c.area.frames.tag(x.kept, framePunched, uint64(p), uint64(x.from)<<32|uint64(x.to))
+		c.punched.pending[p] = x
+	}
+}
+
+// resumePunched takes over the hole that a program had punched when the daemon before was killed, or pages of it. That was longer ago than the program takes
+// to go on.
+func (c *Cached) resumePunched(left []tagged) {
+	h := &punched{pending: make(map[dsm.PageIndex]hole, len(left)), answered: true, last: c.area.drops.last}
+	for _, x := range left {
+		if p := dsm.PageIndex(x.arg); int64(p)*dsm.PageSize < c.area.size {
+			h.pending[p] = hole{int(x.more >> 32), int(uint32(x.more)), x.frame}
+		} else {
+			c.area.frames.put(x.frame)
+		}
+	}
+	if len(h.pending) > 0 {
+		c.punched = h
 	}
 }

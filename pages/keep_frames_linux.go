@@ -32,6 +32,7 @@ import (
 //	refreshing, refreshed  what is in the working copy goes to the memory of a draft; to its base: see Refresh
 //	sent     pieces of what was sent, and not answered: see KeepSent
 //	sets     which sets of what was sent have the page that is being changed; and how that is when a merge is done with which the next daemon goes on
+//	punched   a page in which a hole begins or ends that the kernel may not have dropped: see Cached.KernelPunches. It has no bytes
 //	compared  an extent of which nothing is published before it has been compared: see IsCompared. It has no bytes
 //	conflicts  values that were given up: see KeepConflict. They are of no area
 //
@@ -69,6 +70,7 @@ const (
 	frameIncomingNote
 	frameIncomingMerged
 	frameCompared
+	framePunched
 )
 
 // ofNoArea is in the tags of frames that are no area's.
@@ -381,6 +383,7 @@ func ResumeCached(a *Area, writers bool, from int64) *Cached {
 		at.unsure.Add(i)
 		c.want(at, i)
 	}
+	c.resumePunched(a.left[framePunched])
 	a.left = nil
 	if from >= c.resumed {
 		return c

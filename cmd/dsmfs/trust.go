@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/dsmfs/dsmfs/catalog"
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/trust"
@@ -22,7 +23,7 @@ func (n *node) firstTrust() (*dsm.Trust, error) {
 	return trust.New(time.Now())
 }
 
-// enroll gets this node a certificate of the cluster at the address.
+// enroll gets this node a certificate of the cluster at the address. If the answer is lost it asks again: it gets another certificate for the same key, and the other node keeps nothing of it.
 func (n *node) enroll(ctx context.Context, addr string) error {
 	if n.cfg.insecure {
 		return nil
@@ -35,7 +36,7 @@ func (n *node) enroll(ctx context.Context, addr string) error {
 		}
 		token = &t
 	}
-	return n.net.Enroll(ctx, addr, token)
+	return catalog.UntilAnswered(ctx, func() error { return n.net.Enroll(ctx, addr, token) })
 }
 
 // onEnroll gives another node a certificate, if it has a token or is of the same user on this

@@ -300,8 +300,10 @@ func (c *caller) ask(ctx context.Context, req any, a asker) (id uint64, err erro
 }
 
 // unanswered is the error of a request whose connection ended for that reason.
-func (c *caller) unanswered(why error) error {
-	return &errs.Error{Op: "call", Node: c.node, Kind: errs.Unavailable, Err: fmt.Errorf("%w: %w", errs.ErrUnanswered, why)}
+func (c *caller) unanswered(why error) error { return unanswered("call", c.node, why) }
+
+func unanswered(op string, by dsm.NodeID, why error) error {
+	return &errs.Error{Op: op, Node: by, Kind: errs.Unavailable, Err: fmt.Errorf("%w: %w", errs.ErrUnanswered, why)}
 }
 
 // forget drops the answer to a request.

@@ -14,7 +14,8 @@ import (
 const maxEnroll = 4 << 10
 
 // Enroll asks the node at the address for a certificate, by a connection to a cluster that has the
-// fingerprint of the token. Without a token the other node must be of the same user on this machine.
+// fingerprint of the token. Without a token the other node must be of the same user on this machine. If the answer is lost the
+// error is errs.ErrUnanswered; to ask again does no harm.
 func (t *Transport) Enroll(ctx context.Context, addr string, token *trust.Token) error {
 	if t.guard == nil {
 		return errs.E(errs.Invalid, "enroll", "this node does not encrypt")
@@ -31,11 +32,11 @@ func (t *Transport) Enroll(ctx context.Context, addr string, token *trust.Token)
 	defer t.drop(c)
 	defer context.AfterFunc(ctx, func() { under(c).Close() })()
 	if err := newFrameWriter(c, t.cfg.WriteTimeout).write(ctx, req, 1, false); err != nil {
-		return err
+		return unanswered("enroll", node, err)
 	}
 	f, err := wire.NewReader(c).Read()
 	if err != nil {
-		return &errs.Error{Op: "enroll", Node: node, Kind: errs.Unavailable, Err: err}
+		return unanswered("enroll", node, err)
 	}
 	defer f.Release()
 	switch m := f.Msg.(type) {
