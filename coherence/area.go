@@ -126,6 +126,7 @@ func (a *Area) goOnLocked() {
 // of deliverLocked.
 func (a *Area) oneStep(from dsm.NodeID, brief bool, event func()) (again bool) {
 	a.mu.Lock()
+	a.catchUpLocked()
 	return a.takeStepLocked(from, brief, event)
 }
 
@@ -135,15 +136,20 @@ func (a *Area) tryStep(from dsm.NodeID, event func()) bool {
 	if !a.mu.TryLock() {
 		return false
 	}
-	if a.takeStepLocked(from, true, event) {
-		go a.step(a.goOnLocked)
-	}
+	a.catchUpLocked()
+	a.takeTriedStepLocked(from, event)
 	return true
 }
 
-// takeStepLocked is oneStep by a caller that has the lock, which it releases.
+// takeTriedStepLocked is tryStep by a caller that has the lock, which it releases, and has the area act on the newest view if that is to be.
+func (a *Area) takeTriedStepLocked(from dsm.NodeID, event func()) {
+	if a.takeStepLocked(from, true, event) {
+		go a.step(a.goOnLocked)
+	}
+}
+
+// takeStepLocked is oneStep by a caller that has the lock, which it releases, and that has the area act on the newest view.
 func (a *Area) takeStepLocked(from dsm.NodeID, brief bool, event func()) (again bool) {
-	a.catchUpLocked()
 	if !a.mu.removed {
 		a.wakingWhenToldLocked(func() {
 			event()

@@ -15,6 +15,7 @@ type waiter struct {
 	cond    func() bool
 	dead    func() dsm.NodeID // a home without which cond is not true, and that is not to be waited for; 0: none
 	onHomes bool              // it waits for answers of homes, which wait themselves if the area is short
+	few     bool              // cond and dead look at a few extents, however many the area has
 	done    chan struct{}     // closed when the wait is over; nil: then is called
 	then    func(error)       // with no lock held
 	limit   *time.Timer       // ends the wait of then

@@ -64,7 +64,7 @@ func (r *arrivals) installLocked(a *Area) {
 	x := a.extentLocked(r.extent)
 	a.dirtyLocked(r.extent, x, stored)
 	r.here, r.bytes = r.here.Or(here), nil
-	a.node.room.brought(a.id, r.extent, here)
+	a.node.room.broughtLocked(a, r.extent, here)
 }
 
 // installedLocked puts the added pages in place, and returns all pages that it and install have put in place.
@@ -217,10 +217,10 @@ func (a *Area) bring(ctx context.Context, off int64, n int, then, asked func()) 
 		}
 		return nil
 	}
-	return a.awaitHomes(ctx, "fetch", func() bool {
+	return a.awaitWith(ctx, &waiter{op: "fetch", cond: func() bool {
 		left := int(min(int64(n), a.mu.ino.Size-off))
 		return left <= 0 || a.presentLocked(off, left) || a.mustAskLocked(off, left)
-	}, func() dsm.NodeID { return a.deadForLocked(off, int64(n)) })
+	}, dead: func() dsm.NodeID { return a.deadForLocked(off, int64(n)) }, onHomes: true, few: n <= dsm.ExtentSize, done: make(chan struct{})})
 }
 
 // request asks for the pages of [off, off+n) that are not here, and for those that will probably be
@@ -362,7 +362,7 @@ func (a *Area) arriveLocked(e dsm.ExtentIndex, came dsm.PageSet) {
 func (a *Area) tellUsedLocked() {
 	for _, x := range a.mu.used {
 		if int(x.Extent) < a.mu.replica.n {
-			a.node.room.used(a.id, x.Extent, x.Pages.And(a.extentLocked(x.Extent).have))
+			a.node.room.waitedForLocked(a, x.Extent, x.Pages.And(a.extentLocked(x.Extent).have))
 		}
 	}
 	a.mu.used = nil

@@ -72,7 +72,7 @@ func (a *Area) takeMessageLocked(from dsm.NodeID, st *wire.Stamp, msg any, paylo
 }
 
 // HandleNow is Handle for a goroutine that must not wait for anything: a loop that serves many nodes. It returns false, and has done nothing,
-// if Handle might have to wait or the area is so large that a step may take long; then the caller has another goroutine call Handle.
+// if Handle might have to wait or the step may take long: see Area.takesNowLocked. Then the caller has another goroutine call Handle.
 func (n *Node) HandleNow(from dsm.NodeID, msg any, payload []byte) (handled bool, err error) {
 	st := stampOf(msg)
 	if st == nil || versionProblem(msg) != nil || st.Newest > dsm.MaxVersion || n.cfg.View.WaitApplied(ended, st.Rev, st.Epoch) != nil {
@@ -82,12 +82,21 @@ func (n *Node) HandleNow(from dsm.NodeID, msg any, payload []byte) (handled bool
 	if a == nil {
 		return false, nil
 	}
-	free := a.tryStep(from, func() {
-		if handled = a.mu.ino.Size <= dsm.ExtentSize && !a.mu.replica.demand; handled {
-			err = a.takeMessageLocked(from, st, msg, payload)
-		}
+	if !a.mu.TryLock() {
+		return false, nil
+	}
+	switch {
+	case a.smallLocked():
+		a.catchUpLocked()
+	case !a.takesNowLocked(from, msg):
+		a.mu.Unlock()
+		return false, nil
+	}
+	a.takeTriedStepLocked(from, func() {
+		handled = true
+		err = a.takeMessageLocked(from, st, msg, payload)
 	})
-	return free && handled, err
+	return handled, err
 }
 
 // stampOf returns the stamp of a message about an area, nil of another one.

@@ -222,6 +222,9 @@ func (m *room) hear() <-chan struct{} {
 	return m.mu.bell
 }
 
+// chooses reports whether there is a policy, or none is needed: to make it takes a while.
+func (m *room) chooses() bool { return m.budget == 0 || m.policy.Load() != nil }
+
 // used tells the policy that pages have been used. They must be here.
 func (m *room) used(a dsm.AreaID, e dsm.ExtentIndex, set dsm.PageSet) {
 	if p := m.choice(); p != nil {
@@ -229,11 +232,29 @@ func (m *room) used(a dsm.AreaID, e dsm.ExtentIndex, set dsm.PageSet) {
 	}
 }
 
-// brought tells the policy of pages that have come and that no program has used yet.
-func (m *room) brought(a dsm.AreaID, e dsm.ExtentIndex, set dsm.PageSet) {
-	if p := m.choice(); p != nil {
-		p.Brought(a, e, set)
+// broughtLocked tells the policy of pages that have come and that no program has used yet. If the policy is at work, another goroutine
+// tells it, of those that are still here then: the caller may be one that must not wait. Until then nobody evicts them.
+func (m *room) broughtLocked(a *Area, e dsm.ExtentIndex, set dsm.PageSet) {
+	if p := m.choice(); p != nil && !p.TryBrought(a.id, e, set) {
+		m.tellLaterLocked(a, e, set, p.Brought)
 	}
+}
+
+// waitedForLocked is used for pages that have just come, for a caller that must not wait.
+func (m *room) waitedForLocked(a *Area, e dsm.ExtentIndex, set dsm.PageSet) {
+	if p := m.choice(); p != nil && !p.TryUsed(a.id, e, set) {
+		m.tellLaterLocked(a, e, set, p.Used)
+	}
+}
+
+func (m *room) tellLaterLocked(a *Area, e dsm.ExtentIndex, set dsm.PageSet, tell func(dsm.AreaID, dsm.ExtentIndex, dsm.PageSet)) {
+	go func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if r := &a.mu.replica; !a.mu.removed && r.demand && int(e) < r.n && r.extents[e] != nil {
+			tell(a.id, e, set.And(r.extents[e].have))
+		}
+	}()
 }
 
 // choice returns the policy, and makes it at first use; nil if nothing is evicted.

@@ -173,6 +173,11 @@ func (a *Area) Install(k merge.Kernel, p dsm.PageIndex, n []byte, keep bool) (he
 
 var zeroPage = make([]byte, dsm.PageSize)
 
+// InstallsAtOnce reports whether Install waits for no program. Without a filler it writes to the file, and waits while a program is in write(2) to that.
+func (a *Area) InstallsAtOnce() bool {
+	return a.working.fd < 0 || a.demand != nil && a.demand.filler != nil
+}
+
 // fill puts pages where there are none, and returns how many bytes it has put there.
 func (a *Area) fill(p dsm.PageIndex, n []byte) (int, error) {
 	off := int64(p) * dsm.PageSize

@@ -42,6 +42,9 @@ func TestInstall(t *testing.T) {
 	if err := a.Attachable(); err != nil {
 		t.Skip(err)
 	}
+	if !a.InstallsAtOnce() {
+		t.Error("it waits for somebody")
+	}
 	wantResident(t, "working copy", a.working, dsm.PageSet{})
 	install(t, a, 3, slices.Concat(pagetest.PageOf(1), pagetest.PageOf(0), pagetest.PageOf(2)))
 	wantResident(t, "working copy", a.working, dsm.Range(3, 6))
@@ -116,6 +119,10 @@ func TestWithoutUserfaultfd(t *testing.T) {
 	}, 9*dsm.PageSize)
 	if !errs.Is(a.Attachable(), errs.Unsupported) || newTestArea(t, 1).Attachable() != nil {
 		t.Error("the wrong kind can be attached")
+	}
+	inFile := Area{working: &areaCopy{fd: 1}, demand: a.demand} // as the next daemon may find it
+	if !a.InstallsAtOnce() || inFile.InstallsAtOnce() {
+		t.Error("it says the wrong thing of who may have the lock of the file")
 	}
 	install(t, a, 3, slices.Concat(pagetest.PageOf(0), pagetest.PageOf(1)))
 	wantResident(t, "working copy", a.working, dsm.Range(3, 5))

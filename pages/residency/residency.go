@@ -149,6 +149,20 @@ func (r *Residency) SetLimit(limit int64) { r.cache.UpdateMaxCost(keptOf(limit))
 func (r *Residency) Used(area dsm.AreaID, e dsm.ExtentIndex, pages dsm.PageSet) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.useLocked(area, e, pages)
+}
+
+// TryUsed is Used for a caller that must not wait: it returns false, and has done nothing, while another call is at work. Victims may take a while.
+func (r *Residency) TryUsed(area dsm.AreaID, e dsm.ExtentIndex, pages dsm.PageSet) bool {
+	if !r.mu.TryLock() {
+		return false
+	}
+	defer r.mu.Unlock()
+	r.useLocked(area, e, pages)
+	return true
+}
+
+func (r *Residency) useLocked(area dsm.AreaID, e dsm.ExtentIndex, pages dsm.PageSet) {
 	if r.mu.closed || pages.Empty() {
 		return
 	}
@@ -165,6 +179,20 @@ func (r *Residency) Used(area dsm.AreaID, e dsm.ExtentIndex, pages dsm.PageSet) 
 func (r *Residency) Brought(area dsm.AreaID, e dsm.ExtentIndex, pages dsm.PageSet) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.bringLocked(area, e, pages)
+}
+
+// TryBrought is to Brought what TryUsed is to Used.
+func (r *Residency) TryBrought(area dsm.AreaID, e dsm.ExtentIndex, pages dsm.PageSet) bool {
+	if !r.mu.TryLock() {
+		return false
+	}
+	defer r.mu.Unlock()
+	r.bringLocked(area, e, pages)
+	return true
+}
+
+func (r *Residency) bringLocked(area dsm.AreaID, e dsm.ExtentIndex, pages dsm.PageSet) {
 	if r.mu.closed || pages.Empty() {
 		return
 	}

@@ -3,6 +3,7 @@ package residency
 import (
 	"container/list"
 	"math/rand/v2"
+	"runtime"
 	"runtime/debug"
 	"slices"
 	"sync"
@@ -345,5 +346,25 @@ func TestResidencyWithoutPattern(t *testing.T) {
 	t.Logf("random: %.3f hit, %.3f with fifo", is, yardstick)
 	if is < yardstick-0.02 {
 		t.Error("that is worse than fifo")
+	}
+}
+
+// TestTry: while another call is at work nothing is done, else the same as by Used and Brought.
+func TestTry(t *testing.T) {
+	r := newTestResidency(t, 100)
+	r.mu.Lock()
+	if r.TryBrought(1, 0, dsm.Range(0, 2)) || r.TryUsed(1, 0, dsm.Range(0, 1)) {
+		t.Error("it does not say that the lock is held")
+	}
+	r.mu.Unlock()
+	if n := r.known(t); n != 0 {
+		t.Errorf("%d pages are known", n)
+	}
+	for !r.TryBrought(1, 0, dsm.Range(0, 2)) || !r.TryUsed(1, 0, dsm.Range(0, 1)) { // ristretto's goroutine may have the lock
+		runtime.Gosched()
+	}
+	r.known(t)
+	if v := r.Victims(1); len(v) != 1 || v[0].Pages != dsm.Range(1, 2) {
+		t.Errorf("%v leave first, not the page that was not used", v)
 	}
 }
