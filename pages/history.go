@@ -97,8 +97,13 @@ func (h *History) Unpin(v dsm.Version) {
 	last := h.pins[i].last
 	h.pins = slices.Delete(h.pins, i, i+1)
 	for _, k := range last {
-		if i > 0 && h.has(k, h.pins[i-1].version) {
-			h.pins[i-1].last = append(h.pins[i-1].last, k)
+		// Mostly j is i-1. But the newest version may have been pinned once more since k was made, and not have changed: the pages were overwritten with what they had.
+		j, ok := h.find(k.upTo)
+		if !ok {
+			j--
+		}
+		if j >= 0 && h.has(k, h.pins[j].version) {
+			h.pins[j].last = append(h.pins[j].last, k)
 		} else {
 			h.drop(k)
 		}

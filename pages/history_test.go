@@ -127,3 +127,28 @@ func checkHistory(t *testing.T, round int, h *History, v dsm.Version, want, plac
 		}
 	}
 }
+
+// TestPinnedAgainUnchanged: pages of the newest version are overwritten with what they had, as when a home takes over what it has already. Who pins that version again has it, also when an older one that has the
+// same copy is not needed any more.
+func TestPinnedAgainUnchanged(t *testing.T) {
+	h := NewHistory(5)
+	defer h.Close()
+	old := bytes.Repeat([]byte{7}, dsm.PageSize)
+	h.Pin()
+	h.Advance(9) // another page has changed
+	h.Pin()
+	h.Before(0, old)
+	h.Advance(9)
+	h.Unpin(9)
+	h.Pin()
+	h.Before(0, old)
+	h.Advance(10)
+	h.Unpin(5)
+	if got, inPlace := h.At(0, 9); inPlace || !bytes.Equal(got, old) {
+		t.Error("a version that is pinned has the bytes of the next one")
+	}
+	h.Unpin(9)
+	if n := h.Bytes(); n != 0 {
+		t.Errorf("%d bytes are kept for nobody", n)
+	}
+}
