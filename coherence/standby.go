@@ -430,6 +430,9 @@ func (a *Area) standbyViewChangedLocked(old *dsm.View) {
 	if s == nil {
 		return
 	}
+	if len(s.staged) > 0 && a.movedLocked(old, a.slotLocked(0)) { // the home of then makes no version of it any more
+		s.unstage()
+	}
 	for _, e := range inSlotsLocked(a, s.extents, s.below, &changed) {
 		x, slot := s.extents[e], a.slotLocked(e)
 		row := a.mu.view.Row(slot)
