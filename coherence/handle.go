@@ -450,7 +450,7 @@ func (a *Area) finishAcquire(ctx context.Context, op *acquiring, err error) erro
 	last := uint64(0)
 	a.step(func() {
 		a.endAcquireLocked(op)
-		if op.storing && err == nil { // else the kernel may not have been told yet, and notices are paused now
+		if op.storing && err == nil && !op.late { // else the kernel may not have been told yet, and notices are paused now
 			a.broughtLocked(op)
 		}
 		if kernel = a.mu.cached; kernel != nil && op.storing && a.defersLocked() {
@@ -564,6 +564,7 @@ func (a *Area) replicaAcquiredLocked(from dsm.NodeID, m *wire.Acquired) {
 			a.wholeLocked(op.version)
 		}
 		if len(op.pending) == 0 {
+			op.late = a.comesLateLocked(op)
 			delete(a.mu.replica.acquires, m.Round) // it is over for the homes, and not sent again
 			a.freshenedLocked(op, whole)
 		}

@@ -138,15 +138,21 @@ func TestPolicyIsToldLater(t *testing.T) {
 	bring(s, other, 0)
 	bring(s, other, 1)
 	other.kernel.finishNotices()
-	a := other.area
-	told := make(chan dsm.PageSet)
+	a, m := other.area, &other.node.room
+	told, bell := make(chan dsm.PageSet, 1), make(<-chan struct{}) // told has room, since the step goes on to lock the area
+	m.waiters.Add(1)                                               // a call that waits for room, and has looked before the policy is told
 	a.step(func() {
-		a.node.room.tellLaterLocked(a, 0, dsm.Range(0, 2), func(_ dsm.AreaID, _ dsm.ExtentIndex, p dsm.PageSet) { told <- p })
+		m.tellLaterLocked(a, 0, dsm.Range(0, 2), func(_ dsm.AreaID, _ dsm.ExtentIndex, p dsm.PageSet) {
+			bell = m.hear()
+			told <- p
+		})
 		a.evictLocked(0, dsm.Range(1, 2), true)
 	})
 	if p := <-told; p != dsm.Range(0, 1) {
 		t.Errorf("it is told of %v", p)
 	}
+	<-bell
+	m.waiters.Add(-1)
 	s.drain()
 }
 

@@ -112,6 +112,7 @@ type acquiring struct {
 	round   uint64
 	pending map[dsm.NodeID]struct{} // the homes that have not answered
 	version dsm.Version             // the oldest of the versions that homes have answered with
+	late    bool                    // when the last home answered, something that was accumulated on this node was not merged: see awaitGivenBack
 	partly  bool                    // some pages were kept out of memory meanwhile
 	kept    uint64                  // the last acquire that was sent before the last of these; the home answers a later one with them
 }

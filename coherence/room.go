@@ -250,10 +250,11 @@ func (m *room) waitedForLocked(a *Area, e dsm.ExtentIndex, set dsm.PageSet) {
 func (m *room) tellLaterLocked(a *Area, e dsm.ExtentIndex, set dsm.PageSet, tell func(dsm.AreaID, dsm.ExtentIndex, dsm.PageSet)) {
 	go func() {
 		a.mu.Lock()
-		defer a.mu.Unlock()
 		if r := &a.mu.replica; !a.mu.removed && r.demand && int(e) < r.n && r.extents[e] != nil {
 			tell(a.id, e, set.And(r.extents[e].have))
 		}
+		a.mu.Unlock()
+		m.ring() // who waits for room has looked before the policy knew of them
 	}()
 }
 

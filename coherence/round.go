@@ -163,9 +163,8 @@ func (a *Area) startFinishLocked(id dsm.RoundID, nodes []dsm.NodeID, writers int
 // finishRound is what is left of FinishRound after startFinishLocked.
 func (a *Area) finishRound(ctx context.Context, op *acquiring) error {
 	err := a.finishAcquire(ctx, op, nil)
-	left := false
-	a.step(func() { left = a.leaveRoundLocked(op) })
-	if left && err == nil {
+	a.step(func() { a.leaveRoundLocked(op) })
+	if err == nil && op.late {
 		err = a.awaitGivenBack(ctx, op)
 	}
 	var kept error
@@ -176,17 +175,23 @@ func (a *Area) finishRound(ctx context.Context, op *acquiring) error {
 	return cmp.Or(kept, err) // who is told of kept calls again, and hears of the other then
 }
 
-// leaveRoundLocked takes back what is left of the contribution once the homes have ended the round: it came too late. It reports whether something that was accumulated is left.
-func (a *Area) leaveRoundLocked(op *acquiring) (given bool) {
+// leaveRoundLocked takes back what is left of the contribution once the homes have ended the round: it came too late.
+func (a *Area) leaveRoundLocked(op *acquiring) {
 	if c := a.mu.replica.contribution; len(op.pending) == 0 && c != nil && c.id == op.finish.Round {
-		given, _ = a.givenLeftLocked(c.id)
 		a.abandonLocked()
 	}
-	return given
 }
 
-// awaitGivenBack waits until the homes have refused what was accumulated on this node and came too late. A home may have merged it before it heard of that: it has moved, and another
-// program of this node has ended the round there. Then the result is brought into memory.
+// comesLateLocked reports whether something that was accumulated on this node is not merged, as the homes have answered that the round is over.
+func (a *Area) comesLateLocked(op *acquiring) (late bool) {
+	if op.finish != nil {
+		late, _ = a.givenLeftLocked(op.finish.Round)
+	}
+	return late
+}
+
+// awaitGivenBack waits until the homes have refused what was accumulated on this node and came too late, or have merged it: the home has moved since it answered, and another
+// program of this node has ended the round at the new one. Then the result is brought into memory.
 func (a *Area) awaitGivenBack(ctx context.Context, op *acquiring) error {
 	id := op.finish.Round
 	back := func() bool { some, _ := a.givenLeftLocked(id); return !some }
@@ -199,12 +204,18 @@ func (a *Area) awaitGivenBack(ctx context.Context, op *acquiring) error {
 			again = a.startAcquireLocked(op.storing)
 		}
 	})
-	if again == nil {
-		return nil
+	if err := a.finishAcquire(ctx, again, nil); err != nil {
+		return err
 	}
-	err := a.finishAcquire(ctx, again, nil)
-	op.version, op.partly, op.kept = again.version, again.partly, again.kept
-	return err
+	a.step(func() {
+		if again != nil {
+			op.version, op.partly, op.kept = again.version, again.partly, again.kept
+		}
+		if op.storing {
+			a.broughtLocked(op)
+		}
+	})
+	return nil
 }
 
 // roundErrorLocked returns what FinishRound returns, at its end; err is that of the acquire.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"math/rand/v2"
 	"testing"
 	"testing/synctest"
 
@@ -39,6 +40,9 @@ func roundWithout(t *testing.T, window int, goesOn func(s *sim, n *simNode) bool
 		finish := func(m *simNode, result *error) {
 			m.ask("finish", func(ctx context.Context) error {
 				*result = m.area.FinishRound(ctx, firstRound, []dsm.NodeID{home.id, n.id}, 2, true)
+				if w := handedOver(m); m == n && *result == nil && w != byte(home.id+n.id) {
+					t.Errorf("window %d: it has %d when FinishRound returns", window, w)
+				}
 				return nil
 			}, nil)
 		}
@@ -86,18 +90,42 @@ func TestRoundOfAMemberThatIsPutOutWhoseHomeMoves(t *testing.T) {
 }
 
 // TestRoundIsEndedAgainWhereItMoves: so it is, but another program of the member ends the round at the new home. If that has merged the part before it hears that the member
-// takes it back, then both programs are told that it is in the round.
+// takes it back, then both programs are told that it is in the round, and have the result when they are.
 func TestRoundIsEndedAgainWhereItMoves(t *testing.T) {
-	for range 50 {
+	in := 0
+	for seed := range uint64(60) {
 		roundWithout(t, dsm.PageSize, func(s *sim, n *simNode) bool {
 			answeredButOpen(s, n)
+			s.rng = rand.New(rand.NewPCG(seed, 0))
 			n.ask("finish", func(ctx context.Context) error {
-				return n.area.FinishRound(ctx, firstRound, []dsm.NodeID{s.nodes[1].id, n.id}, 2, true)
-			}, func(error) {})
+				err := n.area.FinishRound(ctx, firstRound, []dsm.NodeID{s.nodes[1].id, n.id}, 2, true)
+				if w := handedOver(n); err == nil && w != 5 {
+					t.Errorf("seed %d: the other program has %d when FinishRound returns", seed, w)
+				}
+				if err == nil {
+					in++
+				}
+				return nil
+			}, nil)
 			s.move(s.nodes[0], 2)
+			for k := seed % 40; k > 0 && s.deliver(); k-- { // how far that comes before the first program goes on
+				if seed%2 == 0 {
+					n.kernel.finishNotices()
+				}
+			}
 			return true
 		})
 	}
+	if in == 0 || in == 60 {
+		t.Errorf("in %d of 60 runs the part is in the round", in)
+	}
+}
+
+// handedOver returns what a node has in memory of what was handed over.
+func handedOver(n *simNode) byte {
+	n.area.mu.Lock()
+	defer n.area.mu.Unlock()
+	return n.area.mu.mem.Working(dsm.ExtentPages)[0]
 }
 
 // answeredButOpen has messages delivered until the home has answered the Finish of n, and what n has handed over waits for credit.
