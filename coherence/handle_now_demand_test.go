@@ -139,18 +139,21 @@ func TestPolicyIsToldLater(t *testing.T) {
 	bring(s, other, 1)
 	other.kernel.finishNotices()
 	a, m := other.area, &other.node.room
-	told, bell := make(chan dsm.PageSet, 1), make(<-chan struct{}) // told has room, since the step goes on to lock the area
-	m.waiters.Add(1)                                               // a call that waits for room, and has looked before the policy is told
+	told := make(chan dsm.PageSet, 1) // the step goes on to lock the area
+	tell := func(_ dsm.AreaID, _ dsm.ExtentIndex, p dsm.PageSet) { told <- p }
 	a.step(func() {
-		m.tellLaterLocked(a, 0, dsm.Range(0, 2), func(_ dsm.AreaID, _ dsm.ExtentIndex, p dsm.PageSet) {
-			bell = m.hear()
-			told <- p
-		})
+		m.tellLaterLocked(a, 0, dsm.Range(0, 2), tell)
 		a.evictLocked(0, dsm.Range(1, 2), true)
 	})
 	if p := <-told; p != dsm.Range(0, 1) {
 		t.Errorf("it is told of %v", p)
 	}
+	m.waiters.Add(1) // a call that waits for room, and has looked before the policy is told
+	bell := m.hear()
+	a.mu.Lock()
+	m.tellLaterLocked(a, 0, dsm.Range(0, 1), tell)
+	a.mu.Unlock()
+	<-told
 	<-bell
 	m.waiters.Add(-1)
 	s.drain()
