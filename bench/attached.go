@@ -146,7 +146,7 @@ const allowedWork = 60 * time.Microsecond
 func attachWorkRow(o options) ([]line, error) {
 	rounds := o.pick(3000, 300)
 	l := line{Name: "processor time of both daemons for 4 KiB of an attached program, until a reader sees it", Unit: "ns", Measure: "allowed", Bound: 1}
-	return compare(l, harness.Options{Default: true, Single: true, Nodes: 2, Network: harness.Namespaces, Memory: "256M"}, o.rounds,
+	return compare(l, pairCluster(), o.rounds,
 		func(s *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
 			next, err := shared(s)
 			return func() (float64, error) {

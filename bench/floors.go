@@ -18,9 +18,14 @@ import (
 
 const floorPort = 7454
 
+// pairCluster is a cluster of two nodes, mounted as users do, each in a network namespace.
+func pairCluster() harness.Options {
+	return harness.Options{Default: true, Single: true, Nodes: 2, Network: harness.Namespaces, Memory: "256M"}
+}
+
 // floor is compare with a cluster of two nodes whose daemons do nothing.
 func floor(l line, o options, begin func(s *stage, c *harness.Cluster, host string, next func() string) (value, yardstick func() (float64, error))) ([]line, error) {
-	return compare(l, harness.Options{Default: true, Single: true, Nodes: 2, Network: harness.Namespaces, Memory: "256M"}, o.rounds,
+	return compare(l, pairCluster(), o.rounds,
 		func(s *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
 			next, err := shared(s)
 			if err != nil {

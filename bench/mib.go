@@ -17,7 +17,7 @@ func mibRow(o options) ([]line, error) {
 	for _, home := range []int{1, 2} {
 		h := hops{home: home, how: "spin", bound: 1.8, size: mib}
 		l := line{Name: fmt.Sprintf("1 MiB of an attached program, home at node %d, until a reader of node 2 sees it that spins", home), Unit: "ns", Measure: "the bytes over TCP, and an answer", Bound: h.bound}
-		more, err := compare(l, harness.Options{Default: true, Single: true, Nodes: 2, Network: harness.Namespaces, Memory: "256M"}, o.rounds,
+		more, err := compare(l, pairCluster(), o.rounds,
 			func(s *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
 				next, err := shared(s)
 				return func() (float64, error) { return publishHops(c, h, next(), "", rounds) },
@@ -35,7 +35,7 @@ func mibRow(o options) ([]line, error) {
 func mibCacheRow(o options) ([]line, error) {
 	rounds := o.pick(15, 3)
 	l := line{Name: "msync of 1 MiB, until a reader of another node sees it in a mapping", Unit: "ns", Measure: "the bytes over TCP, and an answer", Bound: 3.5}
-	return compare(l, harness.Options{Default: true, Single: true, Nodes: 2, Network: harness.Namespaces, Memory: "256M"}, o.rounds,
+	return compare(l, pairCluster(), o.rounds,
 		func(_ *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
 			if err := onRequest(c.Node(1), "w", mib); err != nil {
 				return nil, nil, err
@@ -63,7 +63,7 @@ func mibCacheRow(o options) ([]line, error) {
 func mibVersionRow(o options) ([]line, error) {
 	rounds := o.pick(300, 30)
 	l := line{Name: "version of 1 MiB, until a reader of the same node has it that spins", Unit: "ns", Measure: "memory copied twice", Bound: 4}
-	return compare(l, harness.Options{Default: true, Single: true, Nodes: 2, Network: harness.Namespaces, Memory: "256M"}, o.rounds,
+	return compare(l, pairCluster(), o.rounds,
 		func(s *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
 			next, err := shared(s)
 			return func() (float64, error) {

@@ -154,11 +154,16 @@ func (r *Residency) Used(area dsm.AreaID, e dsm.ExtentIndex, pages dsm.PageSet) 
 
 // TryUsed is Used for a caller that must not wait: it returns false, and has done nothing, while another call is at work. Victims may take a while.
 func (r *Residency) TryUsed(area dsm.AreaID, e dsm.ExtentIndex, pages dsm.PageSet) bool {
+	return r.try(func() { r.useLocked(area, e, pages) })
+}
+
+// try calls do with the lock, if that is free.
+func (r *Residency) try(do func()) bool {
 	if !r.mu.TryLock() {
 		return false
 	}
 	defer r.mu.Unlock()
-	r.useLocked(area, e, pages)
+	do()
 	return true
 }
 
@@ -184,12 +189,7 @@ func (r *Residency) Brought(area dsm.AreaID, e dsm.ExtentIndex, pages dsm.PageSe
 
 // TryBrought is to Brought what TryUsed is to Used.
 func (r *Residency) TryBrought(area dsm.AreaID, e dsm.ExtentIndex, pages dsm.PageSet) bool {
-	if !r.mu.TryLock() {
-		return false
-	}
-	defer r.mu.Unlock()
-	r.bringLocked(area, e, pages)
-	return true
+	return r.try(func() { r.bringLocked(area, e, pages) })
 }
 
 func (r *Residency) bringLocked(area dsm.AreaID, e dsm.ExtentIndex, pages dsm.PageSet) {
