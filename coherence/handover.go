@@ -175,9 +175,11 @@ func (h *handovers) run(r *handoverRun) {
 		}
 		h.mu.Lock()
 		now := h.node.cfg.View.Current()
-		slots = slices.DeleteFunc(slots, func(s dsm.Slot) bool { // viewChanged takes care of them: see failuresLocked
-			row := now.Row(s)
-			return isGone(now, r.to) || row != nil && row.Emptied
+		slots = slices.DeleteFunc(slots, func(s dsm.Slot) bool { // viewChanged takes care of those that failed: see failuresLocked
+			row, was := now.Row(s), v.Row(s)
+			// Of a slot that was taken from this node meanwhile nothing may have been sent.
+			ours := row != nil && row.Source == was.Source && row.Primary == was.Primary && row.Epoch == was.Epoch
+			return !ours || isGone(now, r.to) || row.Emptied
 		})
 		for _, s := range slots {
 			h.mu.sent[s] = v.Row(s).Epoch // before the message is sent: a reset from now on deletes it

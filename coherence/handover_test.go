@@ -284,6 +284,26 @@ func TestNewHomeIsEmptied(t *testing.T) {
 	}
 }
 
+// TestSlotIsTakenFromItsSource: a node that hands a slot over is evicted, and when it is back the slot is not its own any more. What had not arrived is not sent, so
+// it does not say that everything was: the new home may not have heard of that view, and would go on without what it has as a backup.
+func TestSlotIsTakenFromItsSource(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := handingOver(t, false)
+		old, taker := s.nodes[0], s.nodes[1]
+		s.resize(dsm.ExtentSize - dsm.PageSize)
+		taker.apply()
+		s.deliverOn(link{0, 1}) // the extent, of before the shrink
+		s.deliverOn(link{1, 0}) // it is to be sent again
+		s.changeView(func(v *dsm.View) { *s.rowOf(v, 0) = dsm.SlotHome{Primary: taker.id, Epoch: v.Epoch} })
+		old.snapshot()
+		for _, f := range s.queue(link{0, 1}) {
+			if m, ok := f.msg.(*wire.HandoverDone); ok {
+				t.Errorf("%+v, and no extent was sent", m)
+			}
+		}
+	})
+}
+
 // TestAcksOfAnEarlierHandover: acks of what was sent before a handover began anew take no room of those that it waits for.
 func TestAcksOfAnEarlierHandover(t *testing.T) {
 	s := newSim(t, 1, 2, dsm.Inode{Size: dsm.ExtentSize})
