@@ -15,7 +15,13 @@ import (
 
 // awayOn has a node be evicted at times, or takes that further.
 func (r *simRun) awayOn() {
-	if !r.kind.aways || r.rng.IntN(40) > 0 {
+	if !r.kind.aways {
+		return
+	}
+	for _, n := range r.nodes {
+		n.opensAgain()
+	}
+	if r.rng.IntN(40) > 0 {
 		return
 	}
 	n := r.awayNode()
@@ -45,13 +51,15 @@ func (r *simRun) awayOn() {
 	}
 }
 
-// closesLocked has the programs of a node close the area that believed to have locks: what they have stored since it was back is given up.
+// closesLocked has the programs of a node close the area that believed to have locks: what they have stored since it was back is given up. They open it again, but for the
+// kernel it is open all the time, as if others had it open too.
 func (r *simRun) closesLocked(n *simNode) {
 	n.kernel.harvest(1)
 	void := maps.Clone(n.given)
 	n.area.Forfeit()
 	n.lost.Store(false)
 	n.losses++
+	n.reopens = n.isOpen()
 	for _, p := range r.hotPages() {
 		w := make([]byte, hotBytes)
 		if n.isOpen() && int64(p)*dsm.PageSize < n.area.mu.ino.Size {
@@ -72,12 +80,31 @@ func (r *simRun) closesLocked(n *simNode) {
 	}
 }
 
+// opensAgain has programs of a node open the area again that had lost their locks. They store when that has acquired: a home may have merged what
+// was given up, and would be in conflict with what they store without having seen it.
+func (n *simNode) opensAgain() {
+	if !n.reopens || n.again != nil || n.area == nil {
+		return
+	}
+	losses := n.losses
+	n.again = n.ask("open again", func(ctx context.Context) error { return n.area.Acquire(ctx, true) }, func(err error) {
+		n.again = nil
+		if err == nil && n.losses == losses {
+			n.reopens = false
+		}
+	})
+}
+
 // endLocked ends that for all nodes.
 func (r *simRun) endLocked() {
 	for _, n := range r.nodes {
 		if n.lost.Load() {
 			r.closesLocked(n)
 		}
+	}
+	r.calm("wait")
+	for _, n := range r.nodes {
+		n.opensAgain()
 	}
 	r.calm("wait")
 }

@@ -97,6 +97,8 @@ type simNode struct {
 	away     bool          // it is evicted, and has not joined again
 	lost     atomic.Bool   // programs have lost locks by that, and do not know
 	losses   int           // how often that began or ended
+	reopens  bool          // programs that had lost locks have closed it, and are about to open it again
+	again    *request      // that open
 	since    map[int64]int // the stores to each byte of before it came back: homes may have merged them
 	evicted  bool          // it was, at some time
 	cut      bool          // and nothing reaches it, or comes from it

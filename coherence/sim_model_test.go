@@ -156,6 +156,9 @@ func bytesRule(r *simRun, ino *dsm.Inode) {
 }
 
 func storeBytes(r *simRun, n *simNode) {
+	if n.reopens {
+		return
+	}
 	p := r.aHot()
 	// The kernel has not heard that the page is truncated: programs go on storing to it.
 	past := int64(p+1)*dsm.PageSize > n.ino.Size || !n.hasMemory(p)

@@ -241,6 +241,7 @@ func (n *simNode) lastClose() {
 		return
 	}
 	n.closes++
+	n.reopens = false // the next open acquires
 	n.sim.pinned = slices.DeleteFunc(n.sim.pinned, func(p pinnedVersion) bool {
 		if p.n == n {
 			p.area.UnpinVersion(p.version)
