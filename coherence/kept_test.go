@@ -209,6 +209,45 @@ func TestResultThatAnEarlierSyncHasBrought(t *testing.T) {
 	})
 }
 
+// TestResultKeptOutAfterASync: the program that keeps the result out syncs before the round has ended, as one node's part has not come. That sync has not brought the result: the
+// next one does.
+func TestResultKeptOutAfterASync(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 3, sums(1, dsm.ApplySync))
+		home, n, slow := s.nodes[0], s.nodes[1], s.nodes[2]
+		for _, n := range s.nodes {
+			n.open(true)
+		}
+		s.calm()
+		put(t, slow, 5)
+		home.joinRound()
+		n.joinRound()
+		s.calm()
+		slow.joinRound()
+		s.rest()
+		finish := n.ask("finish", func(ctx context.Context) error {
+			return n.area.FinishRound(ctx, firstRound, []dsm.NodeID{1, 2, 3}, 3, false)
+		}, nil)
+		s.rest()
+		n.sync(n.writer)
+		for s.rest(); len(s.queue(link{1, 0}))+len(s.queue(link{0, 1})) > 0 || n.kernel.work(); s.rest() {
+			s.deliverAll(link{1, 0})
+			s.deliverAll(link{0, 1})
+		}
+		if s.waits("finish", "contribute") || finish.over.Load() {
+			t.Fatal("the sync is not over, or the round is")
+		}
+		s.calm("finish")
+		want(t, n, 0)
+		if finish.over.Load() {
+			t.Error("the round has ended without its result")
+		}
+		n.sync(n.writer)
+		s.calm()
+		want(t, n, 5)
+	})
+}
+
 // TestResultKeptOutAndNotFinite: the same of a program that has accumulated what is not finite. It hears first that the result is not in memory, and of the
 // other when that is over.
 func TestResultKeptOutAndNotFinite(t *testing.T) {
