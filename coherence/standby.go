@@ -406,7 +406,7 @@ func (a *Area) stepDownLocked(slot dsm.Slot) {
 	}
 }
 
-// standbyViewChangedLocked follows a new view. Where this node has handed a slot over and is a backup of it now, it steps down as its home. Where it has become
+// standbyViewChangedLocked follows a new view. Where this node has handed a slot over and is a backup of it now, it steps down as its home; so it does where it was the new home. Where it has become
 // the home of a slot without a handover, it takes over. Where it is no backup any more, it drops what it has. It may never see the view that makes it the home:
 // the next one that it sees may say already that it hands the slot over.
 func (a *Area) standbyViewChangedLocked(old *dsm.View) {
@@ -422,7 +422,10 @@ func (a *Area) standbyViewChangedLocked(old *dsm.View) {
 			a.dropHalfLocked(e)
 			continue
 		}
-		if i := row.BackupOf(self); was.Source == self && row.Source != self && (row.Primary != self || row.Source != 0) && i >= 0 && row.Backups[i].InSync {
+		gave := was.Source == self && row.Source != self && (row.Primary != self || row.Source != 0)
+		// The source has ended when everything was here, and the catalog has made another backup the home: its standby went when this node began to serve.
+		lost := was.Primary == self && was.Source != 0 && a.node.slotReady(from, was) && row.Primary != self && row.Source != self
+		if i := row.BackupOf(self); (gave || lost) && i >= 0 && row.Backups[i].InSync {
 			a.stepDownLocked(slot)
 		}
 	}

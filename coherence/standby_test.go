@@ -64,6 +64,52 @@ func TestTakeoverIsNotTheLastView(t *testing.T) {
 	}
 }
 
+// TestNewHomeIsABackupAgain: a slot has arrived at a node that was a backup in sync, and its source ends before the catalog has heard of that. So another backup becomes the home, and
+// the node is a backup again. If that home ends too the node takes over, with all that there was.
+func TestNewHomeIsABackupAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 4, sums(1, dsm.ApplyArrival))
+		old, first, taker, n := s.nodes[0], s.nodes[1], s.nodes[2], s.nodes[3]
+		s.copies = 3
+		s.changeView(func(v *dsm.View) {
+			for i := range v.Slots {
+				v.Slots[i].Backups[0], v.Slots[i].Backups[1] = dsm.Backup{Node: first.id, InSync: true}, dsm.Backup{Node: taker.id, InSync: true}
+			}
+		})
+		s.catchUp()
+		n.open(true)
+		put(t, n, 5)
+		publish(n)
+		s.drain()
+		s.move(taker, 1)
+		s.rest()
+		s.setAway(taker, true) // it does not reach the catalog
+		for range 2 {
+			s.deliverAll(link{old.i, taker.i})
+			s.deliverAll(link{taker.i, old.i})
+			s.rest()
+		}
+		if !taker.node.slotReady(dsm.SlotOf(simArea, 0), s.rowOf(s.lastView(), 0)) {
+			t.Fatal("it has not arrived")
+		}
+		s.killAfter(old, func(int) int { return 0 })
+		s.bury(old)
+		s.setAway(taker, false)
+		taker.apply()
+		if row := s.rowOf(s.lastView(), 0); row.Primary != first.id || row.BackupOf(taker.id) < 0 {
+			t.Fatalf("%+v, want another home, and this node its backup", row)
+		}
+		s.killAfter(first, func(int) int { return 0 })
+		s.bury(first)
+		taker.apply()
+		s.calm()
+		taker.find()
+		if x := taker.area.mu.home.extents[0]; x == nil || x.writers[n.id] == 0 || !x.data.Has(0) {
+			t.Error("it does not have what was published")
+		}
+	})
+}
+
 // later is a View that goes on when it has been looked at for the first time.
 type later struct {
 	*simNode
