@@ -307,6 +307,9 @@ func (c *Cached) Read(off int64, dst []byte) int {
 				x.reread.Add(i)
 			}
 		}
+		if whole && start >= c.area.size {
+			c.gavePast(x, i)
+		}
 		at = end
 	}
 	return n

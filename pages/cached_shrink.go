@@ -104,6 +104,9 @@ func (c *Cached) NotTaken(off int64, data []byte) {
 		lo := int(max(off-int64(p)*dsm.PageSize, 0))
 		n := min(dsm.PageSize-lo, len(data))
 		x, i := c.page(p)
+		if int64(p)*dsm.PageSize >= c.size {
+			c.hasPast(p)
+		}
 		shown := c.shows(x, i, lo, data[:n])
 		x.given.Add(i)
 		if x.flying.Has(i) {

@@ -411,14 +411,36 @@ func (c *Cached) notCertain(from int64) {
 	}
 }
 
+// gavePast follows a READ of page i, which lies past the end: the kernel had begun it before it heard of a smaller size. The page cache has zeroes there, and is to drop them if
+// another daemon may follow: that does not look for them when the area has grown.
+func (c *Cached) gavePast(x *cachedExtent, i int) {
+	if c.area.kept == nil {
+		return
+	}
+	c.hasPast(x.page(i))
+	clear(c.keep(x, i).mem)
+	c.keepsGiven(x, i)
+	c.shrunkAt(c.size)
+	c.doubt(x, i)
+}
+
+// hasPast says to the next daemon that the page cache may have page p, which lies past the end.
+func (c *Cached) hasPast(p dsm.PageIndex) {
+	if k, end := c.area.kept, (uint64(p)+1)*dsm.PageSize; k != nil && end > k.record.Size.Load() {
+		k.record.Size.Store(end)
+	}
+}
+
 // certainAgain takes that back when it is.
 func (c *Cached) certainAgain() {
 	k := c.area.kept
 	if k == nil || k.record.Uncertain.Load() == 0 && k.record.Size.Load() == uint64(c.area.size) {
 		return
 	}
-	for _, x := range c.extents {
-		if !x.doubtful.Empty() {
+	end := wholePages(c.area.size) / dsm.PageSize
+	for e, x := range c.extents {
+		first := min(max(end-int64(e)*dsm.ExtentPages, 0), dsm.ExtentPages)
+		if past := x.given.And(dsm.Range(int(first), dsm.ExtentPages)); !x.doubtful.Empty() || !past.Empty() {
 			return
 		}
 	}
