@@ -76,6 +76,7 @@ type Area struct {
 		surveys     map[uint64]*surveying
 		memoryRetry *time.Timer // if not nil, it will try again what waits for memory
 		short       short       // why the memory is not as long as the catalog says
+		kernelHad   int64       // while programs open it again: the end of what the page cache may have of an earlier daemon, of which nothing else is left
 	}
 }
 

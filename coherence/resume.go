@@ -25,6 +25,9 @@ func (n *Node) resumeAmong(ctx context.Context, evicted bool) error {
 			now, least, gen, ok := n.cfg.View.AreaSince(left.ID, left.Rev)
 			a, err := n.area(left.ID)
 			if !ok || now.Kind != dsm.KindFile || !left.Newest() || errs.Is(err, errs.NotExist) {
+				if err == nil {
+					a.step(func() { a.mu.kernelHad = left.KernelHas() })
+				}
 				failed = append(failed, left.Drop())
 				break
 			}
@@ -182,7 +185,9 @@ func (n *Node) Reopen(ctx context.Context, id dsm.AreaID, write bool) (*Area, er
 
 // kernelMayHaveLocked has the kernel drop what it has of an area whose replica has just begun anew, because nothing of it was left.
 func (a *Area) kernelMayHaveLocked() {
-	if a.node.resuming.Load() && !a.mu.cached.Resumed() {
+	if had := a.mu.kernelHad; a.node.resuming.Load() && (had > a.mu.ino.Size || !a.mu.cached.Resumed()) {
+		a.mu.mem.KernelHas(had) // it has been shrunk meanwhile
+		a.mu.kernelHad = 0
 		a.mu.cached = pages.ResumeCached(a.mu.mem, a.mu.replica.writers > 0, 0)
 	}
 }

@@ -48,6 +48,40 @@ func TestKilledWhileAPageComes(t *testing.T) {
 	}
 }
 
+// TestShrunkAroundAKillOfAReader: a file that programs of a node only read is shrunk when its daemon is killed, and grows again. Nothing of it is left for the next daemon but in the page cache, which
+// has the pages of before, and drops them.
+func TestShrunkAroundAKillOfAReader(t *testing.T) {
+	for _, shrunk := range []int64{0, dsm.PageSize} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newHomed(t, 2, dsm.Inode{Size: 3 * dsm.PageSize})
+			home, n := s.nodes[0], s.nodes[1]
+			n.hold()
+			home.open(true)
+			n.open(false)
+			s.calm()
+			n.kernel.fault(2)
+			s.calm()
+			if n.kernel.cache[2] == nil {
+				t.Fatal("the page is not in the page cache")
+			}
+			s.resize(shrunk)
+			home.apply()
+			n.follow()
+			s.resize(3 * dsm.PageSize)
+			s.calm()
+			if err := home.area.WriteAt(t.Context(), []byte{5}, 2*dsm.PageSize); err != nil {
+				t.Fatal(err)
+			}
+			publish(home)
+			n.kernel.bell.Store(true)
+			s.calm()
+			if c := n.kernel.cache[2]; c != nil && c.data[0] != 5 {
+				t.Errorf("shrunk to %d: a program reads %d, want 5", shrunk, c.data[0])
+			}
+		})
+	}
+}
+
 // TestHeldInARound: the next daemon is told that a node is in a round from before its first part is sent until the base copy has all, or until they are taken
 // back.
 func TestHeldInARound(t *testing.T) {

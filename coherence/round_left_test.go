@@ -21,7 +21,7 @@ func heldBesideHome(t *testing.T, ino dsm.Inode) (s *sim, home, n *simNode) {
 	return s, home, n
 }
 
-// follow kills the daemon of a node that is the home of nothing, and has another one follow. The area is open for writing.
+// follow kills the daemon of a node that is the home of nothing, and has another one follow. The area is open for writing, or for reading only.
 func (n *simNode) follow() {
 	s := n.sim
 	n.node.isKilled()
@@ -50,7 +50,7 @@ func (n *simNode) follow() {
 	if err := n.node.Resume(s.t.Context(), false, evicted); err != nil {
 		s.t.Fatal(err)
 	}
-	a, err := n.node.Reopen(s.t.Context(), simArea, true)
+	a, err := n.node.Reopen(s.t.Context(), simArea, n.writer != nil)
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -260,6 +260,16 @@ func (l Left) dropFrames() error {
 // Newest reports whether programs could store: the working copy has all bytes of the area.
 func (l Left) Newest() bool { return l.k.record.Newest.Load() != 0 }
 
+// KernelHas is the end of what the page cache may have.
+func (l Left) KernelHas() int64 { return int64(l.k.record.Size.Load()) }
+
+// KernelHas says, before ResumeCached, that the page cache may have pages up to end, which may be past the end of the area: of an earlier daemon of which nothing else is left.
+func (a *Area) KernelHas(end int64) {
+	if k := a.kept; k != nil && uint64(end) > k.record.Size.Load() {
+		k.record.Size.Store(uint64(end))
+	}
+}
+
 // longest returns how long the area can be now, because of what earlier daemons are still freeing.
 func (a *Area) longest() int64 {
 	n := a.working.longest()
@@ -426,9 +436,7 @@ func (c *Cached) gavePast(x *cachedExtent, i int) {
 
 // hasPast says to the next daemon that the page cache may have page p, which lies past the end.
 func (c *Cached) hasPast(p dsm.PageIndex) {
-	if k, end := c.area.kept, (uint64(p)+1)*dsm.PageSize; k != nil && end > k.record.Size.Load() {
-		k.record.Size.Store(end)
-	}
+	c.area.KernelHas((int64(p) + 1) * dsm.PageSize)
 }
 
 // certainAgain takes that back when it is.
