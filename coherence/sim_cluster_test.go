@@ -134,7 +134,7 @@ func newSim(t *testing.T, seed uint64, nodes int, ino dsm.Inode) *sim {
 func newSimOf(t *testing.T, seed uint64, nodes int, ino dsm.Inode, linger time.Duration, memory int64) *sim {
 	s := &sim{t: t, rng: rand.New(rand.NewPCG(seed, 1)), net: make(map[link][]frame), deaf: make(map[link]bool), copies: 1,
 		bubble: time.Now().Year() == 2000, // where the clock of a bubble begins
-		seen:   seen{stores: make(map[int64]int), published: make(map[int64]int), added: make(map[int64]bool)}}
+		seen:   seen{stores: make(map[int64]int), published: make(map[int64]int), refused: make(map[int64]bool), added: make(map[int64]bool)}}
 	if ino.Spec.Placement == dsm.PlaceAuto && ino.Spec.OneHome(ino.Size) {
 		ino.Spec.Placement = dsm.PlaceSpread // an area this small has one home otherwise
 	}

@@ -141,6 +141,9 @@ func (k *fakeKernel) writeBack(p dsm.PageIndex, c *cachedPage) {
 		switch {
 		case k.n.starved.Load() && errs.Is(err, errs.NoSpace), k.n.area.mu.short.ino != nil && errs.Is(err, errs.Timeout): // the next fsync says so; what there is memory for is taken
 			taken = min(n, k.n.area.mu.ino.Size-off)
+		case k.n.daemons > 1 && k.n.sim.seen.shrinks > 0 && errs.Is(err, errs.Unavailable): // the daemon does not know what the page cache was given
+			k.n.refused(p, c, n)
+			taken = 0
 		case err != nil:
 			k.n.sim.t.Fatal(err)
 		}
@@ -296,6 +299,16 @@ func (k *fakeKernel) truncate(size int64) {
 	}
 	for p, r := range k.reading {
 		r.valid = int(min(int64(r.valid), max(size-int64(p)*dsm.PageSize, 0)))
+	}
+}
+
+// endTruncations ends the READs that wait, and what a thread is about to clear in pages of which the replies come. The next daemon does not know of such
+// threads: see pages/cached_told.go.
+func (k *fakeKernel) endTruncations() {
+	for p, r := range k.reading {
+		if r.valid < dsm.PageSize {
+			delete(k.reading, p)
+		}
 	}
 }
 

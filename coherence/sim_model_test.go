@@ -211,6 +211,10 @@ func checkBytes(r *simRun, n *simNode) {
 				want = 0
 			}
 			delete(r.maybe, off)
+			if r.seen.refused[off] {
+				delete(r.seen.refused, off)
+				r.bytes[off], want = w[i], w[i]
+			}
 			if r.seen.added[off] { // all nodes have the same
 				delete(r.seen.added, off)
 				if r.kind.locks && !punchable(off) && r.seen.storeOf(off, w[i]) < r.seen.published[off] {

@@ -174,7 +174,7 @@ func (r *simRun) memberIsGone(n *simNode) {
 func (s *sim) goesBack(v *dsm.View, n *simNode) bool {
 	ino := s.lastInode()
 	bytes := make(map[dsm.Slot]bool)
-	for e := range dsm.ExtentIndex(ino.Spec.CoveringExtents(ino.Size)) {
+	for e := range dsm.ExtentIndex(ino.Spec.CoveringExtents(s.fullSize())) { // it may have been shrunk
 		bytes[s.slotOf(v, e)] = true
 	}
 	for sl, row := range v.Rows() {
@@ -285,6 +285,7 @@ func (r *simRun) restart(n *simNode) {
 		}
 	}
 	n.kernel.out, n.kernel.done = nil, nil
+	n.kernel.endTruncations()
 	n.newDaemon()
 	clear(n.merged)
 	r.untilNext(n)
@@ -466,6 +467,10 @@ func (n *Node) isKilled() {
 var restartCases = []simCase{
 	{name: "last-restart", ino: dsm.Inode{Size: simSize}, restarts: true, rules: bytesRule, store: storeBytes, check: checkBytes},
 	{name: "auto-restart", ino: dsm.Inode{Size: simSize}, restarts: true, auto: true, rules: bytesRule, store: storeBytes, check: checkBytes},
+	{name: "cut-restart", ino: dsm.Inode{Size: simSize}, restarts: true, resize: true, rules: bytesRule, store: storeBytes, check: checkBytes},
+	{name: "cut-unaware-restart", ino: dsm.Inode{Size: simSize}, restarts: true, resize: true, unaware: true, rules: bytesRule, store: storeBytes, check: checkBytes},
+	{name: "cut-attached-restart", ino: dsm.Inode{Size: simSize, Spec: dsm.Spec{Apply: dsm.ApplyArrival}}, restarts: true, attaches: true, resize: true, rules: heldRule, store: storeBytes, check: checkBytes},
+	{name: "cut-sync-attached-restart", ino: dsm.Inode{Size: simSize, Spec: dsm.Spec{Apply: dsm.ApplySync}}, restarts: true, attaches: true, resize: true, rules: heldRule, store: storeBytes, check: checkBytes},
 	{name: "sum-restart", ino: sumOf(dsm.DTypeI32, dsm.ApplyAuto), restarts: true, tally: intTally, rules: addsRule, store: addOnes, check: checkOnes},
 	{name: "float-restart", ino: sumOf(dsm.DTypeF64, dsm.ApplyAuto), restarts: true, tally: floatTally, rules: addsRule, store: addOnes, check: checkOnes},
 	{name: "round-restart", ino: sumOf(dsm.DTypeI32, dsm.ApplyAuto), restarts: true, rounds: true, tally: intTally, rules: applyRule, store: addOnes, check: checkOnes},

@@ -17,6 +17,7 @@ type seen struct {
 	history    []acked       // oldest first, if there is a bound on staleness
 	shrinks    int
 	lastShrink int            // index in the catalog
+	refused    map[int64]bool // these bytes are as they were: the last WRITE of them was refused
 	added      map[int64]bool // of these bytes of sums: stores of before the kernel had heard of a shrink, which are added to what is there since
 	tally      tally
 }
@@ -84,6 +85,16 @@ func (n *simNode) deliveredTo(p dsm.PageIndex, c *cachedPage, size int64) {
 			n.sim.seen.added[off] = true
 		default:
 			n.given[off] = n.sim.seen.storeOf(off, v)
+			delete(n.sim.seen.refused, off)
+		}
+	}
+}
+
+// refused says that what programs have stored to the first bytes of a page of the page cache is lost: the next fsync says so.
+func (n *simNode) refused(p dsm.PageIndex, c *cachedPage, size int64) {
+	for i, v := range c.data[:min(max(size, 0), hotBytes)] {
+		if off := int64(p)*dsm.PageSize + int64(i); v != c.given[i] && n.sim.owner(off) == n.i && !n.sim.toAttached(off) {
+			n.sim.seen.refused[off] = true
 		}
 	}
 }
@@ -95,6 +106,7 @@ func (n *simNode) writes(off int64, b byte) (wrote func()) {
 	return func() {
 		if stays && shrinks == s.seen.shrinks && losses == n.losses {
 			n.given[off] = s.seen.storeOf(off, b)
+			delete(s.seen.refused, off)
 		}
 	}
 }

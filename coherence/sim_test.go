@@ -284,6 +284,9 @@ func (r *simRun) checkDirectory() {
 func (n *simNode) checkDrafts() {
 	for _, prog := range slices.Concat(n.attached, n.reading) {
 		d := prog.at.draft
+		if prog.reads != nil { // the other attachment may be over, and its daemon too
+			d = prog.reads.draft
+		}
 		if d == nil {
 			continue
 		}
