@@ -19,9 +19,10 @@ import (
 // done the thread is done too. A WRITE of bytes past the size shows the same: the page was unlocked,
 // and the kernel knows of a larger size.
 //
-// Two cases are not covered. After the size was told and the area grew, a program may store to a
+// Three cases are not covered. After the size was told and the area grew, a program may store to a
 // mapping of the page before the thread has the page's lock: the kernel clears that store. And the
-// thread may be delayed before it waits for the lock: then the invalidation comes first.
+// thread may be delayed before it waits for the lock: then the invalidation comes first. And a daemon
+// that follows one that was killed does not know which pages are late.
 
 // late is a page whose end the kernel may still clear.
 type late struct {
