@@ -178,9 +178,11 @@ func (p *pool) trim(r pooled) {
 	r.set(synced, leaving, filling)
 }
 
-func (r pooled) set(kinds ...[]dsm.Backup) {
+// set enters the backups of a row. Those in sync that go when others are filled are behind these, so that add counts the right ones also when the others are in sync, and nobody has gone.
+func (r pooled) set(synced, leaving, filling []dsm.Backup) {
+	stays := min(max(r.wants-len(filling), 0), len(synced))
 	r.Backups = [dsm.MostBackups]dsm.Backup{}
-	copy(r.Backups[:], slices.Concat(kinds...))
+	copy(r.Backups[:], slices.Concat(synced[:stays], filling, synced[stays:], leaving))
 }
 
 // fill has a row get the backups that it lacks.
@@ -282,7 +284,8 @@ func (p *pool) replace(r pooled, is, to dsm.NodeID) {
 	p.have[is]--
 	p.have[to]++
 	i := slices.IndexFunc(synced, func(b dsm.Backup) bool { return b.Node == is })
-	r.set(slices.Delete(slices.Clone(synced), i, i+1), synced[i:i+1], []dsm.Backup{{Node: to, Since: p.v.Epoch}}) // the last in sync counts no more: see add
+	last := slices.Concat(slices.Delete(slices.Clone(synced), i, i+1), synced[i:i+1]) // it counts no more: see add
+	r.set(last, nil, []dsm.Backup{{Node: to, Since: p.v.Epoch}})
 }
 
 // lack returns how many more backups the member should be.
