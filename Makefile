@@ -119,7 +119,7 @@ RUNS ?= 200
 simulate:
 	@go test ./coherence -run 'TestSimulation$$' -sim.fresh -sim.runs=$(RUNS) -timeout 24h
 
-# 122 of each of the 82 kinds. A run has one processor. Daemons that a run has killed leave mappings in its process, of which the kernel allows 65530: so there are six.
+# 117 of each of the 86 kinds. A run has one processor. Daemons that a run has killed leave mappings in its process, of which the kernel allows 65530: so there are six.
 SEEDS ?= 117
 
 .PHONY: seeds
