@@ -284,8 +284,9 @@ func (p *pool) replace(r pooled, is, to dsm.NodeID) {
 	p.have[is]--
 	p.have[to]++
 	i := slices.IndexFunc(synced, func(b dsm.Backup) bool { return b.Node == is })
-	last := slices.Concat(slices.Delete(slices.Clone(synced), i, i+1), synced[i:i+1]) // it counts no more: see add
-	r.set(last, nil, []dsm.Backup{{Node: to, Since: p.v.Epoch}})
+	goes := synced[i]
+	synced = append(slices.Delete(synced, i, i+1), goes) // the last counts no more: see add
+	r.set(synced, nil, []dsm.Backup{{Node: to, Since: p.v.Epoch}})
 }
 
 // lack returns how many more backups the member should be.

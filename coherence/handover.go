@@ -177,7 +177,7 @@ func (h *handovers) run(r *handoverRun) {
 		now := h.node.cfg.View.Current()
 		slots = slices.DeleteFunc(slots, func(s dsm.Slot) bool { // viewChanged takes care of those that failed: see failuresLocked
 			row, was := now.Row(s), v.Row(s)
-			// Of a slot that was taken from this node meanwhile nothing may have been sent.
+			// If the slot was taken from this node meanwhile, perhaps nothing of it was sent: HandoverDone would have the new home serve zeroes.
 			ours := row != nil && row.Source == was.Source && row.Primary == was.Primary && row.Epoch == was.Epoch
 			return !ours || isGone(now, r.to) || row.Emptied
 		})

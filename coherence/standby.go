@@ -423,7 +423,7 @@ func (a *Area) standbyViewChangedLocked(old *dsm.View) {
 			continue
 		}
 		gave := was.Source == self && row.Source != self && (row.Primary != self || row.Source != 0)
-		// The source has ended when everything was here, and the catalog has made another backup the home: its standby went when this node began to serve.
+		// Everything was here when the source ended, and the catalog has made another backup the home. This node has dropped its standby when it began to serve: it makes one of what it has.
 		lost := was.Primary == self && was.Source != 0 && a.node.slotReady(from, was) && row.Primary != self && row.Source != self
 		if i := row.BackupOf(self); (gave || lost) && i >= 0 && row.Backups[i].InSync {
 			a.stepDownLocked(slot)
