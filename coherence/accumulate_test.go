@@ -29,9 +29,7 @@ func TestAccumulate(t *testing.T) {
 				s := newHomed(t, 3, sums(2, dsm.ApplyArrival))
 				id := dsm.RoundID{Group: 99, Generation: 1, Number: 1}
 				list := []dsm.NodeID{1, 2, 3}
-				for _, n := range s.nodes {
-					n.open(true)
-				}
+				s.openAll()
 				s.calm()
 				put(t, s.nodes[1], 100) // beside what is handed over
 				for _, n := range s.nodes {
@@ -178,9 +176,7 @@ func TestMemoryIsGivenBack(t *testing.T) {
 				s := newHomed(t, 2, sums(2, dsm.ApplyArrival))
 				var lent atomic.Int32
 				values := bytes.Repeat([]byte{1}, dsm.ExtentSize)
-				for _, n := range s.nodes {
-					n.open(true)
-				}
+				s.openAll()
 				s.calm()
 				for _, n := range s.nodes {
 					n.ask("accumulate", func(ctx context.Context) error {
@@ -209,9 +205,7 @@ func TestResultIsCopiedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newHomed(t, 3, sums(2, dsm.ApplyArrival))
 		home := s.nodes[0]
-		for _, n := range s.nodes {
-			n.open(true)
-		}
+		s.openAll()
 		s.calm()
 		values := bytes.Repeat([]byte{1}, dsm.ExtentSize)
 		home.ask("contribute", func(ctx context.Context) error {

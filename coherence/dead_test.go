@@ -328,9 +328,7 @@ func TestPushOfAHomeWhoseSourceDied(t *testing.T) {
 		ino.Spec.Placement = dsm.PlaceSpread
 		s := newHomed(t, 3, ino)
 		source, home, replica := s.nodes[0], s.nodes[1], s.nodes[2]
-		for _, n := range s.nodes {
-			n.open(true)
-		}
+		s.openAll()
 		s.drain()
 		s.move(home, 1)
 		s.rested()

@@ -143,9 +143,7 @@ func TestEvictWaitsForAFiniteNumber(t *testing.T) {
 	n := s.nodes[1]
 	room := &n.node.room
 	room.budget = leastRoom
-	for _, o := range s.nodes {
-		o.open(true)
-	}
+	s.openAll()
 	for !n.bring(0) {
 		s.drain()
 	}
@@ -179,9 +177,7 @@ func TestEvictWaitsForTheRound(t *testing.T) {
 	n, id := s.nodes[1], dsm.RoundID{Group: 99, Generation: 1, Number: 1}
 	room := &n.node.room
 	room.budget = leastRoom
-	for _, o := range s.nodes {
-		o.open(true)
-	}
+	s.openAll()
 	put(t, n, 5)
 	if _, err := n.area.inRound(t.Context(), id, n.area.contributeLocked); err != nil {
 		t.Fatal(err)

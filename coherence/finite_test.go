@@ -43,9 +43,7 @@ func TestOnlyFiniteIsPublished(t *testing.T) {
 		for _, apply := range []dsm.Apply{dsm.ApplyArrival, dsm.ApplySync} {
 			synctest.Test(t, func(t *testing.T) {
 				s := newHomed(t, 2, finiteOnly(rule, apply))
-				for _, n := range s.nodes {
-					n.open(true)
-				}
+				s.openAll()
 				s.calm()
 				for _, n := range s.nodes { // the home of the area, and another
 					other := s.nodes[1-n.i]
@@ -95,9 +93,7 @@ func TestNotFiniteIsCounted(t *testing.T) {
 		ino := finiteOnly(dsm.MergeSum, dsm.ApplyArrival)
 		ino.Spec.OnNonFinite = dsm.NonFiniteCount
 		s := newHomed(t, 3, ino)
-		for _, n := range s.nodes {
-			n.open(true)
-		}
+		s.openAll()
 		s.calm()
 		s.nodes[1].store(t, 5, float32(math.NaN()))
 		for _, n := range s.nodes[1:] {
@@ -122,9 +118,7 @@ func TestNotFiniteIsCounted(t *testing.T) {
 func TestRuleOfFiniteIsLifted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newHomed(t, 2, finiteOnly(dsm.MergeLast, dsm.ApplyArrival))
-		for _, n := range s.nodes {
-			n.open(true)
-		}
+		s.openAll()
 		s.calm()
 		n := s.nodes[1]
 		n.store(t, 5, float32(math.Inf(-1)))
@@ -149,9 +143,7 @@ func TestFiniteRound(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := newHomed(t, 3, finiteOnly(dsm.MergeSum, dsm.ApplySync))
 			id := dsm.RoundID{Group: 99, Generation: 1, Number: 1}
-			for _, n := range s.nodes {
-				n.open(true)
-			}
+			s.openAll()
 			s.calm()
 			for _, n := range s.nodes {
 				bad := float32(1)

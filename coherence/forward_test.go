@@ -79,9 +79,7 @@ func TestForwardToAHomeWithoutBases(t *testing.T) {
 func TestForwardAfterADroppedAck(t *testing.T) {
 	s := newHomed(t, 3, sums(1, dsm.ApplyArrival))
 	n, other := s.nodes[1], s.nodes[2]
-	for _, n := range s.nodes {
-		n.open(true)
-	}
+	s.openAll()
 	s.drain()
 	put(t, n, 5)
 	publish(n)

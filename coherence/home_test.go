@@ -18,9 +18,7 @@ func pair(t *testing.T, apply dsm.Apply) (*sim, *simNode, *simNode) {
 // pairOf is pair for any area.
 func pairOf(t *testing.T, ino dsm.Inode) (*sim, *simNode, *simNode) {
 	s := newHomed(t, 2, ino)
-	for _, n := range s.nodes {
-		n.open(true)
-	}
+	s.openAll()
 	s.drain()
 	return s, s.nodes[0], s.nodes[1]
 }

@@ -215,9 +215,7 @@ func TestResultKeptOutAfterASync(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newHomed(t, 3, sums(1, dsm.ApplySync))
 		home, n, slow := s.nodes[0], s.nodes[1], s.nodes[2]
-		for _, n := range s.nodes {
-			n.open(true)
-		}
+		s.openAll()
 		s.calm()
 		put(t, slow, 5)
 		home.joinRound()

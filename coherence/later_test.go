@@ -50,9 +50,7 @@ func publishAfterAPart(t *testing.T, apply dsm.Apply, node, to int, answered boo
 	const first, later = 0x0101, 0x0102
 	s := newHomed(t, 3, dsm.Inode{Size: dsm.ExtentSize, Spec: dsm.Spec{Apply: apply}})
 	n := s.nodes[node]
-	for _, n := range s.nodes {
-		n.open(true)
-	}
+	s.openAll()
 	s.calm()
 	put(t, n, first)
 	n.joinRound()
@@ -97,9 +95,7 @@ func TestPartOfEarlierRules(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newHomed(t, 3, sums(1, dsm.ApplyArrival))
 		n := s.nodes[1]
-		for _, n := range s.nodes {
-			n.open(true)
-		}
+		s.openAll()
 		s.calm()
 		put(t, n, 1)
 		n.joinRound()
@@ -119,9 +115,7 @@ func TestPartOfEarlierRulesWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newHomed(t, 3, sums(1, dsm.ApplyArrival))
 		n, to := s.nodes[1], s.nodes[2]
-		for _, n := range s.nodes {
-			n.open(true)
-		}
+		s.openAll()
 		s.calm()
 		ones := bytes.Repeat([]byte{1, 0, 0, 0}, dsm.PageSize/4)
 		if err := n.area.WriteAt(context.Background(), ones, 0); err != nil {

@@ -100,9 +100,7 @@ func TestAreaMovesToItsWriter(t *testing.T) {
 		ino.Spec.Placement = dsm.PlaceOne
 		s := newHomed(t, 3, ino)
 		home, writer := s.nodes[0], s.nodes[1]
-		for _, n := range s.nodes {
-			n.open(true)
-		}
+		s.openAll()
 		total := int32(0)
 		for range 40 { // four seconds
 			total++
@@ -144,9 +142,7 @@ func TestAreaOfANodeStays(t *testing.T) {
 			ino := sums(2, dsm.ApplyArrival)
 			ino.Spec.Placement = where
 			s := newHomed(t, 2, ino)
-			for _, n := range s.nodes {
-				n.open(true)
-			}
+			s.openAll()
 			for k := range int32(60) {
 				put(t, s.nodes[1], k)
 				publish(s.nodes[1])

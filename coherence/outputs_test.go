@@ -68,9 +68,7 @@ func TestBackupThatIsFilledHearsAtOnce(t *testing.T) {
 	s := newHomed(t, 3, ino)
 	home, backup, replica := s.nodes[0], s.nodes[1], s.nodes[2]
 	s.backUp(backup)
-	for _, n := range s.nodes {
-		n.open(true)
-	}
+	s.openAll()
 	s.drain()
 	s.changeView(func(v *dsm.View) { v.Row(s.slotOf(v, 1)).Backups[0] = dsm.Backup{Node: backup.id, Since: v.Epoch} })
 	s.catchUp()

@@ -40,9 +40,7 @@ func testSnapshot(t *testing.T, change func(s *sim)) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSim(t, 3, 3, sums(4, dsm.ApplyArrival))
 		late := s.nodes[2]
-		for _, n := range s.nodes {
-			n.open(true)
-		}
+		s.openAll()
 		store := func(n *simNode, v byte) {
 			for e := range int64(4) {
 				if err := n.area.WriteAt(context.Background(), []byte{v, 0, 0, 0}, e*dsm.ExtentSize); err != nil {
@@ -126,9 +124,7 @@ func TestGrowPastItsOwnSlot(t *testing.T) {
 					t.Fatalf("extent %d is in the slot of the first one: %v", extent, shared)
 				}
 				s := newHomed(t, 3, ino)
-				for _, n := range s.nodes {
-					n.open(true)
-				}
+				s.openAll()
 				s.calm()
 				s.resized(dsm.AutoExtents * dsm.ExtentSize)
 				s.placedOn(s.nodes[1])

@@ -26,9 +26,7 @@ func TestPublishIsLent(t *testing.T) {
 	} {
 		s := newHomed(t, 3, c.ino)
 		home := s.nodes[0]
-		for _, n := range s.nodes {
-			n.open(true)
-		}
+		s.openAll()
 		s.drain()
 		var data *wire.Shared
 		for _, b := range [][]byte{bytes.Repeat([]byte{1}, len(c.store)), c.store} {

@@ -21,9 +21,7 @@ func roundWithout(t *testing.T, window int, goesOn func(s *sim, n *simNode) bool
 		s := newHomed(t, 3, sums(2, dsm.ApplyArrival))
 		home, n := s.nodes[1], s.nodes[2]
 		n.node.links.window = cmp.Or(window, n.node.links.window)
-		for _, m := range s.nodes {
-			m.open(true)
-		}
+		s.openAll()
 		put(t, n, 100)
 		for _, m := range []*simNode{home, n} {
 			m.ask("contribute", func(ctx context.Context) error {

@@ -134,9 +134,7 @@ func TestPublishBesideAPart(t *testing.T) {
 func TestTwoProgramsFinish(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newHomed(t, 3, sums(1, dsm.ApplyArrival))
-		for _, n := range s.nodes {
-			n.open(true)
-		}
+		s.openAll()
 		for _, n := range s.nodes[1:] {
 			put(t, n, 5)
 			n.joinRound()
@@ -173,9 +171,7 @@ func TestPartTakenBackComesAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newHomed(t, 3, sums(1, dsm.ApplyArrival))
 		home, n, m := s.nodes[0], s.nodes[1], s.nodes[2]
-		for _, n := range s.nodes {
-			n.open(true)
-		}
+		s.openAll()
 		for i, n := range s.nodes[1:] {
 			put(t, n, int32(1)<<(4*i))
 			n.joinRound()
@@ -205,9 +201,7 @@ func TestContributeAfterGivingUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newHomed(t, 3, sums(1, dsm.ApplyArrival))
 		n, m := s.nodes[1], s.nodes[2]
-		for _, n := range s.nodes {
-			n.open(true)
-		}
+		s.openAll()
 		s.calm()
 		give := func(n *simNode, v byte) {
 			n.ask("accumulate", func(ctx context.Context) error {
@@ -311,9 +305,7 @@ func TestFinishOfAnEarlierRound(t *testing.T) {
 		s := newHomed(t, 3, sums(1, dsm.ApplyArrival))
 		home, n := s.nodes[0], s.nodes[1]
 		later := dsm.RoundID{Group: firstRound.Group, Generation: 1, Number: 2}
-		for _, o := range s.nodes {
-			o.open(true)
-		}
+		s.openAll()
 		s.calm()
 		put(t, n, 5)
 		n.joinRound()
@@ -416,9 +408,7 @@ func TestPartsCountAsMemory(t *testing.T) {
 		s := newHomed(t, 2, sums(2, dsm.ApplyArrival))
 		home, n := s.nodes[0], s.nodes[1]
 		before := make(map[*simNode]int64)
-		for _, o := range s.nodes {
-			o.open(true)
-		}
+		s.openAll()
 		s.calm()
 		for _, o := range s.nodes {
 			before[o] = o.node.room.fixed.Load()

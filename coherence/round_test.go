@@ -288,9 +288,7 @@ func TestPublishRefusedBeforeContributing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newHomed(t, 3, sums(1, dsm.ApplyArrival))
 		n, m := s.nodes[1], s.nodes[2]
-		for _, n := range s.nodes {
-			n.open(true)
-		}
+		s.openAll()
 		s.calm()
 		put(t, n, 5)
 		publish(n)

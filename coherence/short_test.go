@@ -414,9 +414,7 @@ func TestHandoverFromAShortHome(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newHomed(t, 2, sums(1, dsm.ApplyArrival))
 		home, to := s.nodes[0], s.nodes[1]
-		for _, n := range s.nodes {
-			n.open(true)
-		}
+		s.openAll()
 		put(t, home, 5)
 		publish(home)
 		s.calm()

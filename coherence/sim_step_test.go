@@ -93,6 +93,13 @@ func (s *sim) until(what string, cond func() bool) {
 	}
 }
 
+// openAll has a program of each node open the area for writing.
+func (s *sim) openAll() {
+	for _, n := range s.nodes {
+		n.open(true)
+	}
+}
+
 // open opens the area on a node, running the network until it is open. A program always has it open for reading.
 func (n *simNode) open(write bool) {
 	n.find()

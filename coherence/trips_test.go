@@ -94,9 +94,7 @@ func TestSyncTakesOneRoundTrip(t *testing.T) {
 					s.rowOf(v, 0).Primary = first.id
 				})
 				s.catchUp()
-				for _, o := range s.nodes {
-					o.open(true)
-				}
+				s.openAll()
 				s.drain()
 				put(t, second, 5)
 				publish(second)
