@@ -145,6 +145,9 @@ func (a *Area) FreeHome(p dsm.PageIndex) {
 	_ = a.base.zero(off, off+dsm.PageSize) // if this fails, the page goes on taking memory
 }
 
+// HasTwins reports whether some base page of an extent that is homed here is not the home's.
+func (a *Area) HasTwins() bool { return len(a.twins) > 0 }
+
 // BeforeHomeWrite must be called before the home's bytes of page p change. If the replica needs them as
 // its base, they move aside. own says that the home is about to merge what this node published: then
 // the base may follow to the result, and rode says that it does. It does not if it was not the home's

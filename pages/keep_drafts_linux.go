@@ -55,7 +55,7 @@ func (a *Area) takeDrafts(l Left, end int64) error {
 	s := l.k.store
 	for _, i := range s.drafts[l.ID] {
 		k := &keeping{s, i, s.mem.Area(i)}
-		d, err := Left{l.ID, l.Rev, k}.draft(end)
+		d, err := Left{ID: l.ID, Rev: l.Rev, k: k}.draft(end)
 		if err != nil {
 			return err
 		}

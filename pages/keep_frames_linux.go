@@ -302,7 +302,7 @@ func (l Left) TakeBoth(k merge.Kernel, size, least int64) (a *Area, sent []*Sent
 	}
 	within := func(x tagged) bool { return int64(x.arg)*dsm.PageSize < a.size }
 	for _, x := range left[frameTwin] {
-		if within(x) {
+		if within(x) && !l.Home {
 			copy(a.base.page(dsm.PageIndex(x.arg)), x.mem)
 		}
 		a.frames.put(x.frame)

@@ -247,6 +247,11 @@ func (s *Keep) keep(id dsm.AreaID) (*keeping, error) {
 	k.record.Uncertain.Store(0)
 	k.record.Size.Store(0)
 	k.record.Parts.Store(0)
+	k.record.Whole.Store(0)
+	k.record.Changing.Store(0)
+	k.record.Older.Store(0)
+	k.record.Owner.Store(0)
+	k.record.Lost.Store(0)
 	k.record.ID.Store(uint64(id))
 	return k, nil
 }
@@ -333,16 +338,17 @@ func (a *Area) HasParts(has bool) {
 
 // Left is an area that an earlier daemon has left.
 type Left struct {
-	ID  dsm.AreaID
-	Rev dsm.Generation
-	k   *keeping
+	ID   dsm.AreaID
+	Rev  dsm.Generation
+	Home bool // TakeBoth leaves the base copy what the home had merged, where the replica on its node had not followed
+	k    *keeping
 }
 
 // Areas returns what earlier daemons have left.
 func (s *Keep) Areas() (all []Left) {
 	for i := range int(s.mem.Word(hold.AreasUsed).Load()) {
 		if r := s.mem.Area(i); r.ID.Load() != 0 && r.ID.Load()&hold.OfDraft == 0 {
-			all = append(all, Left{dsm.AreaID(r.ID.Load()), dsm.Generation(r.Rev.Load()), &keeping{s, i, r}})
+			all = append(all, Left{ID: dsm.AreaID(r.ID.Load()), Rev: dsm.Generation(r.Rev.Load()), k: &keeping{s, i, r}})
 		}
 	}
 	return all

@@ -2,7 +2,7 @@ package hold
 
 import "sync/atomic"
 
-const areaSize = 64
+const areaSize = 128
 
 // Area is the record of an area: where its copies are.
 type Area struct {
@@ -20,12 +20,26 @@ type Area struct {
 	Size *atomic.Uint64
 	// Parts is 1 while the node has parts of a round that are not over.
 	Parts *atomic.Uint64
+	// Whole is the last version whose bytes the base had as a whole, if the area is versioned; 0: none.
+	Whole *atomic.Uint64
+	// Changing is 1 while the base has bytes of several versions.
+	Changing *atomic.Uint64
+	// Writer is who has published it; 0: not known.
+	Writer *atomic.Uint64
+	// Older is 1 while somebody reads an older one.
+	Older *atomic.Uint64
+	// WholeSize is how many bytes that version has.
+	WholeSize *atomic.Uint64
+	// Owner is 1 while the node owns the area.
+	Owner *atomic.Uint64
+	// Lost is 1 while programs have the area open for writing that have to hear that what they had stored is a conflict, 2 while it may become one.
+	Lost *atomic.Uint64
 }
 
 // Area returns record i.
 func (m *Memory) Area(i int) Area {
 	at := func(k int) *atomic.Uint64 { return word(m.areas, i*areaSize/8+k) }
-	return Area{ID: at(0), Base: at(1), Working: at(2), Newest: at(3), Rev: at(4), Uncertain: at(5), Parts: at(6), Size: at(7)}
+	return Area{ID: at(0), Base: at(1), Working: at(2), Newest: at(3), Rev: at(4), Uncertain: at(5), Parts: at(6), Size: at(7), Whole: at(8), Writer: at(9), Older: at(10), Owner: at(11), WholeSize: at(12), Lost: at(13), Changing: at(14)}
 }
 
 // OfDraft is a bit of the ID of a record that is one of a draft: the memory of one program, and its base. The rest is the area's ID.

@@ -127,6 +127,27 @@ func (k Kernel) NotFinite(p dsm.PageIndex, page []byte) (count int) {
 	return count
 }
 
+// NotFiniteSince returns how many elements of page p in working differ from base and are no finite numbers. Other processes may be storing to working.
+func (k Kernel) NotFiniteSince(p dsm.PageIndex, base, working []byte) (count int) {
+	var buf few
+	for _, s := range k.sections(p, buf[:0]) {
+		if _, exponent := s.exponents(); exponent == 0 {
+			continue
+		}
+		var all, m mask
+		if all.set(s.units()); len(working) == dsm.PageSize && all.finite(s, working) {
+			continue
+		}
+		var w, snap [dsm.PageSize]byte
+		Snapshot(w[:], working)
+		if m.diff(s, base, w[:], snap[:]) && !m.finite(s, snap[:]) {
+			_, n, _ := m.notFinite(s, snap[:])
+			count += n
+		}
+	}
+	return count
+}
+
 // Finite sets the elements of page p in working that differ from base and are not finite to what they are in base. It returns how many
 // these are, and where the first one is, as an offset in the area.
 func (k Kernel) Finite(p dsm.PageIndex, base, working []byte) (count int, first int64) {

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"unsafe"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
@@ -142,4 +143,48 @@ func TestFiniteOfMany(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestNotFiniteSince counts what AppendDelta counts.
+func TestNotFiniteSince(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	for _, dtype := range []dsm.DType{dsm.DTypeF64, dsm.DTypeF32, dsm.DTypeF16, dsm.DTypeBF16, dsm.DTypeI32} {
+		k, err := KernelFor(dsm.MergeLast, dsm.Layout{DType: dtype})
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := 0
+		for range 50 {
+			base, working := make([]byte, dsm.PageSize), alignedPage()
+			for _, b := range [][]byte{base, working} {
+				for range rng.IntN(20) {
+					b[rng.IntN(len(b))] = byte(rng.Uint32())
+				}
+			}
+			for range rng.IntN(5) { // all bits set: no finite number of any dtype
+				at := rng.IntN(dsm.PageSize/8) * 8
+				copy(working[at:], "\xff\xff\xff\xff\xff\xff\xff\xff")
+				if rng.IntN(2) == 0 {
+					copy(base[at:at+8], working[at:])
+				}
+			}
+			var d Delta
+			k.AppendDelta(&d, 0, base, working)
+			if got := k.NotFiniteSince(0, base, working); got != d.NotFinite {
+				t.Fatalf("%v: %d, and the delta has %d", dtype, got, d.NotFinite)
+			}
+			found += d.NotFinite
+		}
+		if (found > 0) != (dtype != dsm.DTypeI32) {
+			t.Errorf("%v: %d elements are not finite", dtype, found)
+		}
+	}
+}
+
+// alignedPage returns a page that other processes could store to. A slice of bytes may be on the stack, at any address.
+func alignedPage() []byte {
+	words := make([]uint64, dsm.PageSize/8)
+	return unsafe.Slice((*byte)(unsafe.Pointer(&words[0])), dsm.PageSize)
 }
