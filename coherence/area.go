@@ -162,6 +162,7 @@ func (a *Area) takeStepLocked(from dsm.NodeID, brief bool, event func()) (again 
 			a.keepUnansweredLocked()
 		})
 	}
+	a.toldKeepLocked()
 	more := a.chargeLocked()
 	a.checkLocked()
 	notify, miscounted := a.mu.cached != nil && a.mu.cached.Pending(), a.mu.miscounted

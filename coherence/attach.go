@@ -57,7 +57,7 @@ type Attachment struct {
 // Programs that attach to a versioned area for reading get the bytes that are published, never what is only stored.
 func (a *Area) Attach(ctx context.Context, program int, write bool) (*Attachment, *os.File, error) {
 	if write {
-		if err := a.own(ctx); err != nil {
+		if err := a.ownToStore(ctx); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -109,6 +109,9 @@ func (a *Area) Attach(ctx context.Context, program int, write bool) (*Attachment
 		err = a.await(ctx, "attach", func() bool { return t.draft.filled })
 	case write:
 		err = a.await(ctx, "attach", func() bool { return a.mu.cached.Writable() })
+	}
+	if err == nil && write {
+		err = a.leftPublished(ctx)
 	}
 	if err == nil && t.draft != nil && !write {
 		a.follow(t.draft) // it may be on the way still: what the open has acquired is there when the program has it

@@ -27,6 +27,7 @@ type batches struct {
 	version VersionInfo
 	left    []dsm.ExtentIndex // of the batch, in order
 	pages   map[dsm.ExtentIndex]dsm.PageSet
+	merged  map[dsm.ExtentIndex]dsm.Seq // the newest part of the subscriber that the version has of an extent
 	part    uint32
 	unacked map[uint64]int // bytes of pushes by id
 	flying  []flyingBatch  // sent, and not known to be in place
@@ -104,8 +105,9 @@ func (a *Area) publishedLocked(from dsm.NodeID, v dsm.Version, changed map[dsm.E
 	if a.newestIsHereLocked(from) {
 		w.replica = v
 	}
-	a.completedLocked(VersionInfo{Version: v, Size: a.mu.ino.Size, Writer: from})
+	a.madeLocked(VersionInfo{Version: v, Size: a.mu.ino.Size, Writer: from})
 	complete()
+	a.toldOfNewestLocked()
 	for _, id := range a.subscribersLocked() {
 		s := a.mu.home.subs[id]
 		if s.batches == nil {
@@ -131,6 +133,7 @@ func (a *Area) takesPageLocked(p dsm.PageIndex) {
 	w, h := &a.mu.whole, a.historyLocked()
 	a.changingLocked()
 	if !w.taking {
+		a.keepNewestLocked()
 		w.taking, w.was = true, h.Pin()
 	}
 	h.Before(p, a.mu.mem.Home(p))
@@ -163,15 +166,19 @@ func (a *Area) takeoverDoneLocked() {
 	switch {
 	case v.Version == 0:
 		w.shrunk = false
+	case w.halved && w.coming.Version == 0:
 	case w.shrunk:
 		a.heardLocked(v.Version)
 		a.versionOfShrinkLocked(v.Writer)
 	case w.history == nil || v.Version > w.history.Newest():
-		a.completedLocked(v)
+		if !w.taking {
+			a.keepNewestLocked()
+		}
+		a.tookOverLocked(v)
 	}
 	w.coming = VersionInfo{}
 	if w.taking {
-		w.taking = false
+		w.taking, w.changing = false, true
 		w.history.Advance(w.was) // if the former home had nothing newer, all is in place all the same
 		w.history.Unpin(w.was)
 	}
@@ -193,10 +200,11 @@ func (a *Area) versionShrunkLocked() {
 
 // versionOfShrinkLocked makes the version. The caller pumps.
 func (a *Area) versionOfShrinkLocked(writer dsm.NodeID) {
-	a.completedLocked(VersionInfo{Version: a.drawLocked(), Size: a.mu.ino.Size, Writer: writer})
+	a.madeLocked(VersionInfo{Version: a.drawLocked(), Size: a.mu.ino.Size, Writer: writer})
 	if a.mu.backed {
 		a.copyNewestLocked()
 	}
+	a.toldOfNewestLocked()
 	for _, s := range a.mu.home.subs {
 		if s.batches != nil {
 			s.batches.greeted = false
@@ -232,7 +240,7 @@ func (t *batches) changed(e dsm.ExtentIndex, p dsm.PageSet) { t.owed[e] = t.owed
 // pumpBatchesLocked sends as much as the window and the link allow, and answers Acquires.
 func (a *Area) pumpBatchesLocked(to dsm.NodeID, s *subscriber) {
 	t := s.batches
-	if t == nil || !t.begun || a.extentsLocked() == 0 { // no message says anything about an area with no extent
+	if t == nil || !t.begun || a.extentsLocked() == 0 || a.mu.whole.halved && !a.isSelf(to) { // no message says anything about an area with no extent
 		return
 	}
 	for t.sending || !t.greeted || len(t.owed) > 0 {
@@ -254,7 +262,15 @@ func (a *Area) pumpBatchesLocked(to dsm.NodeID, s *subscriber) {
 			if len(t.pages) == 0 {
 				t.pages[0] = dsm.PageSet{}
 			}
-			t.left = slices.Sorted(maps.Keys(t.pages))
+			t.left, t.merged = slices.Sorted(maps.Keys(t.pages)), nil
+			for _, e := range t.left {
+				if x := a.mu.home.extents[e]; x != nil && x.parts[to] > 0 {
+					if t.merged == nil {
+						t.merged = make(map[dsm.ExtentIndex]dsm.Seq)
+					}
+					t.merged[e] = x.parts[to]
+				}
+			}
 		}
 		for len(t.left) > 0 {
 			if s.inFlight >= pushWindow || !a.pushPartLocked(to, s) {
@@ -329,7 +345,7 @@ func (a *Area) pushPartLocked(to dsm.NodeID, s *subscriber) bool {
 	m := &wire.Push{Stamp: a.stampLocked(), Extent: e, Version: t.version.Version, Complete: true, Pages: t.pages[e].And(a.withinLocked(e)),
 		Group: t.group, Part: t.part, Last: len(t.left) == 1}
 	if x := a.mu.home.extents[e]; x != nil {
-		m.Contains = x.writers[to]
+		m.Contains, m.Parts = x.writers[to], t.merged[e]
 	}
 	m.Writer, m.Size = t.version.Writer, t.version.Size
 	var payload [][]byte
@@ -437,9 +453,10 @@ func (a *Area) stagePushLocked(from dsm.NodeID, m *wire.Push, payload [][]byte) 
 			a.resignLocked(e)
 		}
 	}
-	a.changingLocked()
 	parts := append(st.parts, message{peer: from, msg: m, payload: payload})
 	st.parts, st.bytes = nil, 0
+	a.fenceLocked(parts)
+	a.changingLocked()
 	for i, p := range parts {
 		push := p.msg.(*wire.Push)
 		x := a.extentLocked(push.Extent)
@@ -457,6 +474,9 @@ func (a *Area) stagePushLocked(from dsm.NodeID, m *wire.Push, payload [][]byte) 
 	r := &a.mu.replica
 	r.version = max(r.version, m.Version)
 	a.mu.whole.replica = max(a.mu.whole.replica, m.Version)
+	if a.isSelf(from) {
+		a.mu.owning.ousted, a.mu.owning.storing = false, false
+	}
 	if !a.ownHomeLocked() {
 		a.completedLocked(VersionInfo{Version: m.Version, Size: m.Size, Writer: m.Writer})
 	}

@@ -219,7 +219,7 @@ func (a *Area) tellNewestLocked() {
 // pumpCopiesLocked sends a backup what it has not been sent, as far as there is credit.
 func (a *Area) pumpCopiesLocked(to dsm.NodeID) {
 	b := a.backupLocked(to)
-	if b == nil {
+	if b == nil || a.mu.whole.halved { // no message says anything about half a version
 		return
 	}
 	for {
@@ -503,4 +503,5 @@ func (a *Area) endCopiesLocked() {
 		t.Stop()
 	}
 	a.mu.copies = nil
+	a.backedLocked()
 }

@@ -48,7 +48,13 @@ func (a *Area) takeBackAllLocked() {
 // forfeitLocked takes back all stores that are not merged at a home.
 func (a *Area) forfeitLocked() {
 	a.takeBackAllLocked()
-	any := false
+	if a.forfeitDirtyLocked() { // else the log would be told of what was lost before once more
+		a.tellOfConflictsLocked("programs of this node have stored under locks that the cluster had dropped: that is not published")
+	}
+}
+
+// forfeitDirtyLocked takes back what is not sent. It reports whether there was any.
+func (a *Area) forfeitDirtyLocked() (any bool) {
 	for _, e := range a.busyExtentsLocked() {
 		x := a.mu.replica.extents[e]
 		pages := x.dirty.And(x.have)
@@ -69,9 +75,7 @@ func (a *Area) forfeitLocked() {
 		x.stash = nil
 	}
 	a.endComparisonsLocked()
-	if any { // else the log would be told of what was lost before once more
-		a.tellOfConflictsLocked("programs of this node have stored under locks that the cluster had dropped: that is not published")
-	}
+	return any
 }
 
 // endComparisonsLocked has the comparisons end of extents of which nothing is left that this node has stored: comparedAllLocked does it in this step. A home may have merged a store

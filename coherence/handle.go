@@ -24,7 +24,7 @@ func (n *Node) Open(ctx context.Context, id dsm.AreaID, write bool) (*Area, erro
 		return nil, err
 	}
 	if write {
-		if err := a.own(ctx); err != nil {
+		if err := a.ownToStore(ctx); err != nil {
 			return nil, err
 		}
 		a.keepBases()
@@ -50,6 +50,9 @@ func (n *Node) Open(ctx context.Context, id dsm.AreaID, write bool) (*Area, erro
 	if err == nil && write {
 		err = a.await(ctx, "open", func() bool { return a.mu.cached.Writable() })
 	}
+	if err == nil && write {
+		err = a.leftPublished(ctx)
+	}
 	if err != nil {
 		a.Close(write)
 		return nil, err
@@ -70,19 +73,7 @@ func (a *Area) openLocked(write bool) error {
 	if err := a.refusalLocked(); write && err != nil {
 		return err
 	}
-	r := &a.mu.replica
-	if !r.subscribed {
-		if err := a.startReplicaLocked(); err != nil {
-			return err
-		}
-	}
-	a.unheldLocked(write)
-	r.opens++
-	a.keepFreshLocked()
-	if write {
-		a.beginWritingLocked()
-	}
-	return nil
+	return a.openAgainLocked(write)
 }
 
 // beginWritingLocked counts one more writer: a handle for writing, or a program attached for writing to the working copy.
@@ -98,9 +89,13 @@ func (a *Area) endWritingLocked() {
 	r := &a.mu.replica
 	r.writers--
 	r.released = max(r.released-1, 0)
+	a.nobodyLostLocked()
 	a.mu.wake = true
 	a.mu.cached.SetWriters(r.writers > 0)
 	a.replicaOnRequestChangedLocked()
+	if r.writers == 0 && r.opens > 0 && a.leavesLocked() {
+		a.lingerLocked()
+	}
 }
 
 // Released says that no more stores come through a handle for writing. Close follows, perhaps much later, because it publishes first.
@@ -123,6 +118,7 @@ func (a *Area) Close(write bool) {
 			a.endWritingLocked()
 		}
 		if r.opens == 0 {
+			a.mu.whole.paused = 0
 			a.lingerLocked()
 		}
 	})
@@ -499,10 +495,11 @@ func (a *Area) pauseNoticesLocked() {
 }
 
 // Sync is fsync and msync. It publishes and acquires at the same time: the Acquire is sent after the first publishes, so a home
-// handles it after these. storing is that of Acquire; a call that Acquire would ignore only publishes, and is an error if memory is older than its bound.
+// handles it after these. storing is that of Acquire; a call that Acquire would ignore only publishes, and is an error if memory is older than its bound. Of a
+// versioned area one without storing publishes only what is left, as PublishReleased does.
 func (a *Area) Sync(ctx context.Context, storing bool) error {
 	if a.versioned() {
-		if err := a.publishVersion(ctx); err != nil {
+		if err := a.publishBy(ctx, storing); err != nil {
 			return err
 		}
 		return a.Acquire(ctx, storing)

@@ -27,6 +27,7 @@ func (n *Node) Resume(ctx context.Context, alone, evicted bool) error {
 	if err := n.resumeConflicts(); err != nil {
 		return err
 	}
+	n.readVersions()
 	if !alone {
 		return n.resumeAmong(ctx, evicted)
 	}
@@ -37,16 +38,18 @@ func (n *Node) Resume(ctx context.Context, alone, evicted bool) error {
 			failed = append(failed, left.Drop())
 			continue
 		}
-		uncertain := least
+		versions, uncertain := n.versionsOf(left.ID), least
 		if gen == 0 {
 			least, uncertain = now.Size, math.MaxInt64
 		}
-		if left.Attached() && left.Newest() {
+		versioned := now.Spec.Mode == dsm.ModeVersioned
+		if left.Newest() && (left.Attached() || versioned) {
+			left.Home = versioned
 			a, err := n.area(left.ID)
 			if err == nil {
 				a.step(func() {
 					a.inodeChangedLocked(now)
-					err = a.resumeAttachedLocked(left, least, uncertain)
+					err = a.resumeAttachedLocked(left, versions, least, uncertain)
 				})
 			}
 			if err != nil {
@@ -62,7 +65,10 @@ func (n *Node) Resume(ctx context.Context, alone, evicted bool) error {
 		if err != nil {
 			return errors.Join(append(failed, err, mem.Close())...)
 		}
-		a.step(func() { a.resumeLocked(mem) })
+		a.step(func() {
+			a.resumeLocked(mem, versions.Whole)
+			a.versionsLeftLocked(versions, true)
+		})
 	}
 	return errors.Join(failed...)
 }
@@ -70,7 +76,7 @@ func (n *Node) Resume(ctx context.Context, alone, evicted bool) error {
 // resumeAttachedLocked takes over an area whose working copy programs may have attached: it stays, and they go on to store to it. So what is not published is published like any other store,
 // to this node as the home, which has what the base copy has. That goes for what was being published as well: the next daemon does not know what the one before it had merged as the home, so it would
 // merge it twice.
-func (a *Area) resumeAttachedLocked(left pages.Left, least, uncertain int64) error {
+func (a *Area) resumeAttachedLocked(left pages.Left, versions leftVersions, least, uncertain int64) error {
 	mem, sent, err := a.takeBothLocked(left, least, uncertain)
 	if err != nil {
 		return err
@@ -78,22 +84,29 @@ func (a *Area) resumeAttachedLocked(left pages.Left, least, uncertain int64) err
 	for _, s := range sent {
 		s.Drop()
 	}
-	a.becomeHomeLocked(mem)
-	return a.replicaOfLocked(nil, least, false)
+	a.becomeHomeLocked(mem, versions.Whole)
+	if err := a.replicaOfLocked(nil, least, false); err != nil {
+		return err
+	}
+	a.versionsLeftLocked(versions, true)
+	return nil
 }
 
-// resumeLocked makes the node the home of the bytes in mem.
-func (a *Area) resumeLocked(mem *pages.Area) {
+// resumeLocked makes the node the home of the bytes in mem. whole is that of becomeHomeLocked.
+func (a *Area) resumeLocked(mem *pages.Area, whole dsm.Version) {
 	mem.SetDrops(&a.mu.drops)
 	a.mu.mem, a.mu.cached = mem, pages.NewCached(mem)
 	a.followedLocked()
-	a.becomeHomeLocked(mem)
+	a.becomeHomeLocked(mem, whole)
 	a.freeIfUnusedLocked()
 }
 
-// becomeHomeLocked makes the node the home of what the base copy has.
-func (a *Area) becomeHomeLocked(mem *pages.Area) {
+// becomeHomeLocked makes the node the home of what the base copy has. That is a version of a versioned area, or whole is 0.
+func (a *Area) becomeHomeLocked(mem *pages.Area, whole dsm.Version) {
 	v := a.drawLocked() // so it is later than any before
+	if a.versionedLocked() && whole > 0 {
+		v = whole
+	}
 	mem.Data(func(p dsm.PageIndex) {
 		e, i := p.Extent()
 		if !a.inAreaLocked(e, i) {
@@ -123,10 +136,6 @@ func (a *Area) unheldLocked(write bool) {
 		return
 	}
 	switch {
-	case a.versionedLocked():
-		const why = "a program has a versioned file open"
-		n.cfg.Unheld(why)
-		a.endsWithDaemonLocked(why)
 	case a.mu.replica.demand && write:
 		n.cfg.Unheld("a program has a file with pages on demand open for writing")
 	case a.mu.ino.Size > mostHeld:

@@ -109,8 +109,8 @@ func (a *Area) heldRefusalLocked(program int, write bool) error {
 		return nil // exclusiveLocked may refuse it yet
 	case program == dsm.ByMount:
 		why = "a file with access=direct"
-	case a.versionedLocked():
-		why = "a versioned file"
+	case a.versionedLocked() && !write: // it gets the base copy, and a line that is odd while that changes
+		why = "a versioned file for reading"
 	case a.mu.replica.demand || a.mu.ino.Spec.Residency == dsm.ResidencyDemand:
 		why = "a file with pages on demand"
 	case draft && a.sharedLocked(), write && !draft && len(a.mu.drafts) > 0:
@@ -138,7 +138,9 @@ func (a *Area) endsWithDaemonLocked(why string) {
 // attachable reports whether programs may have the working copy mapped, or drafts, since an earlier daemon.
 func (a *Area) attachable() bool {
 	is := false
-	a.note(func() { is = a.mu.mem != nil && a.mu.replica.subscribed && (a.mu.mem.Filed() || len(a.mu.drafts) > 0) })
+	a.note(func() {
+		is = a.mu.mem != nil && a.mu.replica.subscribed && (a.mu.mem.Filed() || len(a.mu.drafts) > 0 || a.versionedLocked())
+	})
 	return is
 }
 
@@ -181,7 +183,7 @@ func (a *Area) Reattach(program int, write bool, memory uint64) (*Attachment, *o
 		if t.draft != nil && !t.draft.mem.Is(memory) {
 			t.draft = nil
 		}
-		if !r.subscribed || r.demand || a.versionedLocked() || t.draft == nil && !a.mu.mem.WorkingIs(memory) {
+		if !r.subscribed || r.demand || a.versionedLocked() && !write || t.draft == nil && !a.mu.mem.WorkingIs(memory) {
 			err = errs.E(errs.StaleGen, "attach", "the memory that the program has mapped is not that of this node any more")
 			return
 		}

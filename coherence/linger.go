@@ -38,11 +38,18 @@ func (a *Area) lingered() {
 }
 
 // expire drops the replica unless the area was opened again. Stores that cannot be published yet
-// are kept, and it tries again later.
+// are kept, and it tries again later: those to a versioned area also while programs have it open to read.
 func (a *Area) expire() {
 	a.step(func() {
 		r := &a.mu.replica
-		if !r.subscribed || r.opens > 0 || a.node.keeps.Load() {
+		if !r.subscribed || a.node.keeps.Load() {
+			return
+		}
+		if r.opens > 0 { // to read: see endWritingLocked
+			if r.writers == 0 && a.leavesLocked() {
+				a.mu.arrived = append(a.mu.arrived, func() { a.node.handovers.publishLeft(a) })
+				a.lingerLocked()
+			}
 			return
 		}
 		if a.versionedLocked() && (len(a.busyExtentsLocked()) > 0 || a.mu.whole.serial) {
@@ -64,6 +71,54 @@ func (a *Area) expire() {
 	})
 }
 
+// leavesLocked reports whether programs have stored to a versioned area what is not published.
+func (a *Area) leavesLocked() bool {
+	return a.versionedLocked() && slices.ContainsFunc(a.busyExtentsLocked(), func(e dsm.ExtentIndex) bool {
+		x := a.mu.replica.extents[e]
+		return !x.dirty.Empty() || len(x.stash) > 0 || x.publishing()
+	})
+}
+
+// PublishReleased is Publish after Released. What is left of a versioned area is not published while programs may store to it by other
+// handles: half of what they are storing would be a version. Their next publish takes it along, and published is false.
+func (a *Area) PublishReleased(ctx context.Context) (published bool, err error) {
+	if !a.versioned() {
+		return true, a.Publish(ctx)
+	}
+	return a.publishLeft(ctx)
+}
+
+// publishBy is publishVersion for a program that stores, and publishLeft for others: half of what a program is storing would be a version.
+func (a *Area) publishBy(ctx context.Context, storing bool) (err error) {
+	if storing {
+		return a.publishVersion(ctx)
+	}
+	_, err = a.publishLeft(ctx)
+	return err
+}
+
+// publishLeft publishes what programs have left of a versioned area, unless one may still store to it. An open for writing waits for that.
+func (a *Area) publishLeft(ctx context.Context) (published bool, err error) {
+	a.step(func() {
+		if published = a.storersLocked() == 0 && !slices.ContainsFunc(a.mu.drafts, func(d *draft) bool { return d.writers > 0 }); published {
+			a.mu.whole.leaving++
+		}
+	})
+	if !published {
+		return false, nil
+	}
+	defer a.step(func() {
+		a.mu.whole.leaving--
+		a.mu.wake = true
+	})
+	return true, a.publishVersion(ctx)
+}
+
+// leftPublished returns when nothing that programs have left is being published any more, and a program that has been counted may store.
+func (a *Area) leftPublished(ctx context.Context) error {
+	return a.await(ctx, "open", func() bool { return a.mu.whole.leaving == 0 })
+}
+
 // publishLeft publishes what is left of a closed versioned area.
 func (h *handovers) publishLeft(a *Area) {
 	h.mu.Lock()
@@ -74,7 +129,7 @@ func (h *handovers) publishLeft(a *Area) {
 	h.wg.Go(func() {
 		ctx, cancel := context.WithTimeout(h.ctx, publishLeftTimeout)
 		defer cancel()
-		if err := a.publishVersion(ctx); err != nil {
+		if _, err := a.publishLeft(ctx); err != nil {
 			h.node.cfg.Log.Debug("a closed area is not published yet", "area", a.id, "err", err)
 		}
 	})

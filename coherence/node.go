@@ -86,9 +86,10 @@ type Node struct {
 
 	mu struct {
 		lockrank.Mutex
-		areas  map[dsm.AreaID]*Area
-		closed bool
-		left   *time.Timer // see endLeftLater
+		areas    map[dsm.AreaID]*Area
+		closed   bool
+		left     *time.Timer                 // see endLeftLater
+		versions map[dsm.AreaID]leftVersions // what the daemon before has said of them
 	}
 	handovers handovers
 	links     links

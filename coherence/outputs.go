@@ -49,6 +49,7 @@ func (a *Area) outputLocked(m message) {
 // releaseLocked sends the messages that need not wait any more, in order.
 func (a *Area) releaseLocked() {
 	c := a.mu.copies
+	a.backedLocked()
 	if c == nil || len(c.outputs) == 0 || a.mu.mute {
 		return
 	}

@@ -27,6 +27,15 @@ type owning struct {
 	giving *giving
 	takes  map[uint64]*taking
 	told   dsm.NodeID // the log says that programs of this node may not store, because this node owns the area
+
+	lost     bool // what programs of this node had stored was taken back, and some have it open for writing still: see fenceLocked
+	ousted   bool // another node owned the area, and this one has not had its newest version since
+	owned    bool // this node has owned the area
+	storing  bool // while another node owned it, programs of this one had it open for writing, or the next daemon does not know yet whether they have
+	late     bool // another node has published since, and nothing was known here of stores from before: what is found now may be some
+	reclaims bool // this node owned it when the daemon before was killed, and takes it back
+	// fences counts the calls of fenceLocked that have given up a version that was being published, forfeits those that have taken back what was stored.
+	fences, forfeits uint8
 }
 
 // giving is the way of an area to another owner, at the one that gives it: nobody may open it for writing.
@@ -170,6 +179,9 @@ func (h *handovers) give(a *Area, g *giving) {
 		ctx, cancel := context.WithTimeout(h.ctx, giveTimeout)
 		err := a.Publish(ctx)
 		cancel()
+		if errs.Is(err, errs.Access) { // nothing is left: see ownerRefusedLocked
+			err = nil
+		}
 		for err == nil {
 			ctx, cancel := context.WithTimeout(h.ctx, giveTimeout)
 			err = h.node.cfg.View.OwnArea(ctx, a.id, g.to)

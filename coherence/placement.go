@@ -44,6 +44,7 @@ func (a *Area) coveringLocked() int { return a.mu.ino.Spec.CoveringExtents(a.mu.
 func (a *Area) placedLocked(own dsm.Slot) {
 	first := own != 0 && a.mu.own == 0
 	a.mu.own = own
+	a.oustedLocked()
 	if !first {
 		return
 	}

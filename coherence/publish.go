@@ -338,13 +338,6 @@ func (a *Area) sendUnsentLocked() {
 	}
 }
 
-// endPublicationLocked says that the home has answered the publication of an extent.
-func (a *Area) endPublicationLocked(x *replicaExtent) {
-	a.mu.replica.underWay -= x.pub.weight()
-	a.node.links.give(x.pub.home, a, x.pub.credit)
-	x.pub = nil
-}
-
 // replicaPublishAckLocked ends a publication. The base copy takes it over. If the home has refused it,
 // because the area was shrunk or its rules changed meanwhile, its pages become dirty again and are
 // diffed anew.
@@ -365,6 +358,9 @@ func (a *Area) replicaPublishAckLocked(m *wire.PublishAck) {
 		defer a.countAgainLocked(pub)
 	}
 	if m.Stale {
+		if part && a.versionedLocked() {
+			a.mu.owning.fences++
+		}
 		a.takeBackLocked(m.Extent, x, pub) // the next publication ends the waits for this one
 		a.startPublicationsLocked()
 		return
@@ -377,6 +373,7 @@ func (a *Area) replicaPublishAckLocked(m *wire.PublishAck) {
 		a.mu.counted = counted{pages: int64(m.Data), known: true, taken: a.mu.counted.taken}
 	}
 	mem := a.mu.mem
+	a.basesFollowLocked(m.Extent, pub.pages)
 	var n [dsm.PageSize]byte
 	for i := range pub.pages.All() {
 		p := page(m.Extent, i)

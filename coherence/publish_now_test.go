@@ -145,10 +145,13 @@ func TestVersionNow(t *testing.T) {
 		if row := owner.Current().Row(owner.Current().Placed(simArea)); len(slices.Collect(row.InSync())) == 0 {
 			t.Fatal("no backup is in sync")
 		}
+		before := owner.area.Version()
 		now(4)
 		is("before the backup has it")
-		if c.nodes[2].area.Version() == owner.area.Version() {
-			t.Error("a reader has what the backup lacks")
+		for _, n := range []*simNode{owner, c.nodes[2]} {
+			if n.area.Version() != before {
+				t.Errorf("node %d: a reader has what the backup lacks", n.i)
+			}
 		}
 		c.calm()
 		is("when the backup has it", errs.Other)

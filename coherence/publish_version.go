@@ -1,6 +1,7 @@
 package coherence
 
 import (
+	"cmp"
 	"context"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -24,14 +25,35 @@ func (a *Area) publishVersion(ctx context.Context) error {
 	}
 	defer a.step(a.versionPublishedLocked)
 	a.collect()
-	unowned := false
-	a.note(func() { unowned = a.mu.own == 0 && a.mu.replica.writers > 0 })
+	unowned, forfeits := false, uint8(0)
+	a.note(func() { forfeits, unowned = a.mu.owning.forfeits, a.mu.own == 0 && a.mu.replica.writers > 0 })
 	if unowned { // programs had it open for writing before it became versioned
 		if err := a.own(ctx); err != nil && !errs.Is(err, errs.Access) {
 			return err
 		}
 	}
-	return a.publishRounds(ctx)
+	err := a.publishOwned(ctx)
+	a.step(func() { err = cmp.Or(a.errFencedLocked(forfeits), err) })
+	return err
+}
+
+// publishOwned publishes what was found, once this node owns the area, and again if that has changed before the owner had all.
+func (a *Area) publishOwned(ctx context.Context) error {
+	for {
+		if err := a.ownAgain(ctx); err != nil {
+			return err
+		}
+		var before, now uint8
+		ousted := false
+		a.note(func() { before = a.mu.owning.fences })
+		err := a.publishRounds(ctx)
+		a.note(func() { now, ousted = a.mu.owning.fences, a.ownedElsewhereLocked() })
+		switch {
+		case now != before: // the round was given up
+		case err != nil || !ousted:
+			return err
+		}
+	}
 }
 
 // versionPublishedLocked lets the next publishVersion begin.
@@ -55,14 +77,30 @@ func (a *Area) changedSince(gen dsm.Generation) (changed bool) {
 
 func (a *Area) publishRound(ctx context.Context) error {
 	var id dsm.RoundID
-	a.step(func() { id = a.versionIDLocked() })
-	if id == (dsm.RoundID{}) {
+	var op *acquiring
+	here, refused := false, error(nil)
+	a.step(func() {
+		if refused = a.ownerRefusedLocked(); refused != nil { // it has come since ownAgain
+			return
+		}
+		if op, here = a.versionHereLocked(); here {
+			return
+		}
+		if id = a.versionIDLocked(); id == (dsm.RoundID{}) && a.mu.whole.halved { // what it was to have has been stored back
+			a.versionOfShrinkLocked(a.node.cfg.Self)
+		}
+	})
+	switch {
+	case refused != nil:
+		return refused
+	case here:
+		return a.finishAcquire(ctx, op, nil)
+	case id == (dsm.RoundID{}):
 		return nil // nothing was stored
 	}
 	if err := a.contributeFound(ctx, id); err != nil {
 		return err
 	}
-	var op *acquiring
 	a.step(func() { op = a.startVersionLocked(id) })
 	return a.finishRound(ctx, op)
 }
@@ -71,8 +109,8 @@ func (a *Area) publishRound(ctx context.Context) error {
 func (a *Area) versionIDLocked() dsm.RoundID {
 	if w := &a.mu.whole; w.id == (dsm.RoundID{}) && a.mu.replica.subscribed && len(a.busyExtentsLocked()) > 0 {
 		a.mu.versions++
-		// Groups are areas of other kinds. A node of which programs had the file open for writing before it became versioned publishes, too.
-		w.id = dsm.RoundID{Group: dsm.AreaID(a.node.cfg.Self), Generation: uint64(a.rowLocked(0).Epoch), Number: a.mu.versions}
+		// Groups are areas of other kinds.
+		w.id = dsm.RoundID{Group: dsm.AreaID(a.node.cfg.Self), Generation: uint64(a.rowLocked(0).Epoch), Number: a.node.cfg.First + a.mu.versions}
 	}
 	return a.mu.whole.id
 }
@@ -86,21 +124,40 @@ func (a *Area) startVersionLocked(id dsm.RoundID) *acquiring {
 // versionNowLocked is publishVersion in one step, as far as it comes without waiting. If rest is not nil, the caller has a goroutine call it, which does what is
 // left; else it is over, with err. The home is here, so nothing is left if there is no backup to wait for, and no notice to the kernel.
 func (a *Area) versionNowLocked() (rest func(context.Context) error, err error) {
+	if op, done := a.versionHereLocked(); done {
+		return a.acquiredNowLocked(op)
+	}
 	id := a.versionIDLocked()
 	if id == (dsm.RoundID{}) {
 		return nil, nil // nothing was stored
 	}
 	a.mu.whole.serial = true
-	gen, c := a.mu.ino.Gen, a.contributionLocked(id)
+	gen, fences, forfeits, c := a.mu.ino.Gen, a.mu.owning.fences, a.mu.owning.forfeits, a.contributionLocked(id)
+	restOf := func(ctx context.Context, op *acquiring) (err error) {
+		defer a.step(a.versionPublishedLocked)
+		again := true
+		if op != nil {
+			err = a.finishRound(ctx, op)
+			a.note(func() {
+				if a.mu.owning.fences != fences {
+					err = nil // it was refused, or given up
+				} else {
+					again = a.mu.ino.Gen != gen
+				}
+			})
+		}
+		if again && err == nil {
+			err = a.publishOwned(ctx)
+		}
+		a.step(func() { err = cmp.Or(a.errFencedLocked(forfeits), err) })
+		return err
+	}
 	a.contributeLocked(c)
 	for a.localLocked(); a.markLocked(); {
 		a.localLocked()
 	}
 	if !c.countedLocked() {
-		return func(ctx context.Context) error {
-			defer a.step(a.versionPublishedLocked)
-			return a.publishRounds(ctx)
-		}, nil
+		return func(ctx context.Context) error { return restOf(ctx, nil) }, nil
 	}
 	op := a.startVersionLocked(id)
 	a.localLocked()
@@ -108,13 +165,7 @@ func (a *Area) versionNowLocked() (rest func(context.Context) error, err error) 
 	idle := a.mu.cached.Idle()
 	a.drainedLocked()
 	if len(op.pending) > 0 || !idle {
-		return func(ctx context.Context) error {
-			defer a.step(a.versionPublishedLocked)
-			if err := a.finishRound(ctx, op); err != nil || !a.changedSince(gen) {
-				return err
-			}
-			return a.publishRounds(ctx)
-		}, nil
+		return func(ctx context.Context) error { return restOf(ctx, op) }, nil
 	}
 	a.endAcquireLocked(op)
 	a.leaveRoundLocked(op)
@@ -125,9 +176,7 @@ func (a *Area) versionNowLocked() (rest func(context.Context) error, err error) 
 
 // versionsBrieflyLocked reports whether versionNowLocked may be called: the area is whole here, is owned by this node, and nothing else makes a version of it.
 func (a *Area) versionsBrieflyLocked() bool {
-	w, row := &a.mu.whole, a.rowLocked(0)
-	return a.mu.own != 0 && a.isSelf(row.Primary) && a.node.slotReady(a.slotLocked(0), row) && a.mu.replica.subscribed && a.mu.cached != nil &&
-		!w.serial && w.id == (dsm.RoundID{}) && a.mu.replica.contribution == nil && a.publishableLocked() == nil
+	return a.ownedHereLocked() && !a.oustedLocked() && !a.mu.owning.lost && !a.mu.owning.late && !a.mu.whole.serial && !a.mu.whole.halved
 }
 
 // versioned reports whether versions of the area are whole.

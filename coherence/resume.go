@@ -21,12 +21,16 @@ func (n *Node) resumeAmong(ctx context.Context, evicted bool) error {
 	n.resuming.Store(true)
 	var failed []error
 	for _, left := range n.cfg.Store.Areas() {
+		versions := n.versionsOf(left.ID)
 		for done := false; !done; {
 			now, least, gen, ok := n.cfg.View.AreaSince(left.ID, left.Rev)
 			a, err := n.area(left.ID)
 			if !ok || now.Kind != dsm.KindFile || !left.Newest() || errs.Is(err, errs.NotExist) {
 				if err == nil {
-					a.step(func() { a.mu.kernelHad = left.KernelHas() })
+					a.step(func() {
+						a.mu.kernelHad = left.KernelHas()
+						a.versionsLeftLocked(versions, false)
+					})
 				}
 				failed = append(failed, left.Drop())
 				break
@@ -42,7 +46,7 @@ func (n *Node) resumeAmong(ctx context.Context, evicted bool) error {
 				a.step(func() {
 					a.inodeChangedLocked(now)                 // the catalog may not have told yet, or will not before this is over
 					if done = a.mu.ino.Rev == now.Rev; done { // else it has changed once more
-						err = a.resumeReplicaLocked(left, least, uncertain, evicted)
+						err = a.resumeReplicaLocked(left, versions, least, uncertain, evicted)
 					}
 				})
 			}
@@ -60,7 +64,9 @@ func (n *Node) Resumed() {
 	defer n.endLeftLater()
 	for _, a := range n.all() {
 		a.step(func() {
+			a.reclaimLocked()
 			r := &a.mu.replica
+			a.nobodyLostLocked()
 			if a.mu.absence != nil { // what is given up from here on is not what the daemon before was about to give up
 				defer func() {
 					if !a.mu.absence.compares() {
@@ -72,6 +78,9 @@ func (n *Node) Resumed() {
 				return
 			}
 			a.dropLeftDraftsLocked()
+			if a.mu.whole.halved && r.writers == 0 { // nobody is about to publish
+				a.mu.arrived = append(a.mu.arrived, func() { n.handovers.publishLeft(a) })
+			}
 			switch {
 			case r.opens == 0: // the kernel keeps nothing over the next open, and takes no notice before
 				a.mu.cached = pages.NewCached(a.mu.mem)
@@ -88,13 +97,17 @@ func (n *Node) Resumed() {
 
 // resumeReplicaLocked makes a replica of what was left. All pages are here, of a version that is not known. The area has been as short as least since. From the
 // byte uncertain on others may have truncated what programs see. evicted is that of Resume.
-func (a *Area) resumeReplicaLocked(left pages.Left, least, uncertain int64, evicted bool) error {
+func (a *Area) resumeReplicaLocked(left pages.Left, versions leftVersions, least, uncertain int64, evicted bool) error {
 	_, sent, err := a.takeBothLocked(left, least, uncertain)
 	if err != nil {
 		return err
 	}
 	a.compareLeftLocked()
-	return a.replicaOfLocked(sent, least, evicted)
+	if err := a.replicaOfLocked(sent, least, evicted); err != nil {
+		return err
+	}
+	a.versionsLeftLocked(versions, false)
+	return nil
 }
 
 // takeBothLocked takes both copies of what was left, and what was sent and not answered.
@@ -176,11 +189,28 @@ func (n *Node) Reopen(ctx context.Context, id dsm.AreaID, write bool) (*Area, er
 	}
 	a.step(func() {
 		_ = a.growLocked() // if it is short, the programs go on with what it has
-		if err = a.openLocked(write); err == nil {
+		if err = a.openAgainLocked(write); err == nil {
 			a.kernelMayHaveLocked()
 		}
 	})
 	return a, err
+}
+
+// openAgainLocked is openLocked for a program that may have it open.
+func (a *Area) openAgainLocked(write bool) error {
+	r := &a.mu.replica
+	if !r.subscribed {
+		if err := a.startReplicaLocked(); err != nil {
+			return err
+		}
+	}
+	a.unheldLocked(write)
+	r.opens++
+	a.keepFreshLocked()
+	if write {
+		a.beginWritingLocked()
+	}
+	return nil
 }
 
 // kernelMayHaveLocked has the kernel drop what it has of an area whose replica has just begun anew, because nothing of it was left.

@@ -208,7 +208,6 @@ func TestOpenOnDemandWaitsForNoPages(t *testing.T) {
 // TestChangedWhileOpen: no daemon follows when a file that programs have open becomes one of which the next daemon would not have all.
 func TestChangedWhileOpen(t *testing.T) {
 	for what, change := range map[string]func(ino *dsm.Inode){
-		"versioned": func(ino *dsm.Inode) { ino.Spec.Mode = dsm.ModeVersioned },
 		"on demand": func(ino *dsm.Inode) { ino.Spec.Residency = dsm.ResidencyDemand },
 		"large":     func(ino *dsm.Inode) { ino.Size = mostHeld + 1 },
 	} {

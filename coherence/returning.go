@@ -234,6 +234,9 @@ func (a *Area) comparedAllLocked() bool {
 			continue
 		}
 		a.resendAllLocked(e, x)
+		if len(x.parts) > 0 { // the home may have been told already that this node is in no round, or has contributed all
+			a.markAgainAtLocked(a.rowLocked(e).Primary)
+		}
 		if x.wanted {
 			a.wantLocked(e, x)
 		}

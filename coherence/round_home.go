@@ -85,7 +85,8 @@ func (a *Area) homePartLocked(from dsm.NodeID, m *wire.Part, payload []byte) err
 		return nil
 	}
 	hr := h.rounds.open[m.Round]
-	if m.Gen < a.mu.ino.Gen || h.rounds.over(m.Round) || hr != nil && hr.excludes(from) {
+	ousted := a.versionedLocked() && a.mu.own != 0 && !a.isSelf(from) // a version has one writer: see ownAgain
+	if m.Gen < a.mu.ino.Gen || ousted || h.rounds.over(m.Round) || hr != nil && hr.excludes(from) {
 		ack.Stale = true
 		a.sendLocked(from, ack)
 		return nil
@@ -317,6 +318,9 @@ func (a *Area) endRoundLocked(id dsm.RoundID) {
 // mergeRoundLocked merges the parts of a round, in the order of their nodes, as one version.
 func (a *Area) mergeRoundLocked(hr *homeRound, writers int) {
 	if len(hr.parts) == 0 {
+		if a.mu.whole.halved { // what it was to have has been stored back
+			a.versionOfShrinkLocked(hr.finish.Nodes[0])
+		}
 		return
 	}
 	h, mem := &a.mu.home, a.mu.mem
@@ -324,6 +328,7 @@ func (a *Area) mergeRoundLocked(hr *homeRound, writers int) {
 	if a.versionedLocked() {
 		changed = make(map[dsm.ExtentIndex]dsm.PageSet)
 		a.takeoverDoneLocked()
+		a.keepReadableLocked()
 		a.changingLocked()
 	}
 	v := a.drawLocked()

@@ -162,13 +162,21 @@ func (s *sim) comesBack(n *simNode) {
 	s.rest()
 }
 
-// checkNoConflicts: a byte has one node that stores to it, so nothing was changed on both sides; but any node may punch a hole.
+// checkNoConflicts: a byte has one node that stores to it, so nothing was changed on both sides; but any node may punch a hole. What was stored to a versioned area by a
+// node that was ousted is a conflict as a whole.
 func (r *simRun) checkNoConflicts() {
 	for _, n := range r.programNodes() {
 		found := n.node.ListConflicts(&wire.ListConflicts{Area: simArea})
 		for _, x := range found.List {
 			for i := range x.Kept {
-				if off := x.Off + int64(i); !punchable(off) && off < madeConflicts {
+				off := x.Off + int64(i)
+				if r.whole { // what is kept is kept as a whole
+					if v := x.Kept[i]; !r.kind.marked && off < madeConflicts && v != 0 && r.seen.storeOf(off, v) <= 0 {
+						r.t.Fatalf("node %d: byte %d is kept as %d, which nobody has stored", n.i, off, v)
+					}
+					continue
+				}
+				if !punchable(off) && off < madeConflicts {
 					r.t.Fatalf("node %d: byte %d is in conflict: it has stored %d", n.i, off, x.Kept[i])
 				}
 			}

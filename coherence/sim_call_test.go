@@ -91,7 +91,7 @@ func (s *sim) rest() {
 		if q.what == "attach" && (errs.Is(q.err, errs.Busy) || errs.Is(q.err, errs.Unsupported)) { // the mount, or programs, have it already
 			q.gaveUp, q.err = true, errs.E(errs.Timeout, "", "%w", q.err)
 		}
-		if s.whole && (errs.Is(q.err, errs.Access) || errs.Is(q.err, errs.Busy)) && slices.Contains([]string{"open to write", "attach", "take"}, q.what) {
+		if s.whole && (errs.Is(q.err, errs.Access) || errs.Is(q.err, errs.Busy)) && (slices.Contains([]string{"open to write", "attach", "take"}, q.what) || (q.n.held != nil || q.n.evicted) && slices.Contains([]string{"sync", "publish", "release"}, q.what)) { // it was ousted
 			q.gaveUp, q.err = true, errs.E(errs.Timeout, "", "%w", q.err)
 		}
 		if q.what == "finish a round" && q.n.evicted && errs.Is(q.err, errs.Unavailable) { // what it had accumulated is not in the round, and it is told

@@ -137,7 +137,11 @@ func (r *simRun) changeByte(n *simNode, p dsm.PageIndex) {
 	if r.owner(off) != n.i || r.toAttached(off) || off >= k.size || k.reading[p] != nil || k.past[p] || k.changing(off) {
 		return
 	}
+	if punch && n.isRefused() {
+		return // of a hole where there are zeroes nothing would be kept
+	}
 	if punch && k.change == nil {
+		r.storesTo(n, off)
 		from := off
 		if off == int64(p)*dsm.PageSize && p > 0 && r.rng.IntN(2) == 0 { // into the end of the page before, or of the one before that
 			from -= 1 + int64(r.rng.IntN(2*dsm.PageSize-hotBytes))
@@ -150,7 +154,7 @@ func (r *simRun) changeByte(n *simNode, p dsm.PageIndex) {
 		}
 		shrinks := r.seen.shrinks
 		k.punch(from, off+1, off, func(err error) {
-			if err != nil || shrinks != r.seen.shrinks {
+			if err != nil || shrinks != r.seen.shrinks || r.whole && (n.isOusted() || n.isRefused()) {
 				r.maybe[off] = true
 				return
 			}
@@ -164,7 +168,7 @@ func (r *simRun) changeByte(n *simNode, p dsm.PageIndex) {
 	}
 	through := r.rng.IntN(2) == 0
 	r.bytes[off] = r.seen.store(off)
-	r.storers[off] = n.i
+	r.storesTo(n, off)
 	delete(r.maybe, off)
 	if through {
 		k.writeThrough(off, r.bytes[off])

@@ -107,9 +107,11 @@ type simNode struct {
 	reader   bool          // a program has it open to read
 	writer   *simProgram   // has it open for writing, or nil
 	attached []*simProgram
+	marking  *marking      // of a program that has attached; or nil
 	reading  []*simProgram // programs that stored before, and have the area still attached to read
 	entering *request      // an open under way
 	faulting map[dsm.PageIndex]bool
+	newest   dsm.Version   // that programs could read
 	rounds   int           // how often it has contributed to one
 	giving   bool          // a program is handing something over for a round
 	dying    bool          // its daemon is about to be killed

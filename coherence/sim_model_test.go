@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/pages"
 )
 
 // simCase is a kind of run: what the area is and what programs store.
@@ -136,6 +137,50 @@ func (r *simRun) shrunk(n *simNode, size int64) {
 	}
 }
 
+// isOusted reports whether the node has the versioned area again, and not yet its newest version: what is stored now may lose against that.
+func (n *simNode) isOusted() bool {
+	if !n.sim.whole || n.area == nil {
+		return false
+	}
+	n.area.mu.Lock()
+	defer n.area.mu.Unlock()
+	return n.area.oustedLocked()
+}
+
+// storesTo says that a program of a node stores to a byte.
+func (r *simRun) storesTo(n *simNode, off int64) {
+	r.storers[off] = n.i
+}
+
+// isKept reports whether the last store to a byte is not in the file, as another node has owned the versioned area and published: it is a conflict of the node that has stored it.
+func (r *simRun) isKept(off int64) bool {
+	i, ok := r.storers[off]
+	if !r.whole || !ok {
+		return false
+	}
+	return r.nodes[i].keeps(off)
+}
+
+// keeps reports whether the node keeps what its programs have stored to a byte as a conflict.
+func (n *simNode) keeps(off int64) bool {
+	n.area.mu.Lock()
+	defer n.area.mu.Unlock()
+	if n.area.mu.absence == nil {
+		return false
+	}
+	return slices.ContainsFunc(n.area.mu.absence.list, func(x pages.Conflict) bool { return x.Off <= off && off < x.Off+int64(len(x.Kept)) })
+}
+
+// isRefused reports whether what programs of the node store to the versioned area is kept as conflicts, until they have closed it.
+func (n *simNode) isRefused() bool {
+	if n.area == nil {
+		return false
+	}
+	n.area.mu.Lock()
+	defer n.area.mu.Unlock()
+	return n.area.mu.owning.lost || n.area.mu.owning.late
+}
+
 // applyRule changes when updates enter memory.
 func applyRule(r *simRun, ino *dsm.Inode) {
 	ino.Spec.Apply = []dsm.Apply{dsm.ApplyAuto, dsm.ApplyArrival, dsm.ApplySync}[r.rng.IntN(3)]
@@ -161,6 +206,9 @@ func storeBytes(r *simRun, n *simNode) {
 	}
 	p := r.aHot()
 	// The kernel has not heard that the page is truncated: programs go on storing to it.
+	if n.isOusted() {
+		return
+	}
 	past := int64(p+1)*dsm.PageSize > n.ino.Size || !n.hasMemory(p)
 	if past && (len(n.attached) > 0 || n.kernel.cache[p] == nil || int64(p+1)*dsm.PageSize > n.kernel.size) {
 		return
@@ -181,7 +229,8 @@ func storeBytes(r *simRun, n *simNode) {
 		if r.owner(off) == n.i && r.toAttached(off) == attached && !n.kernel.changing(off) {
 			v := r.seen.store(off)
 			b[off%dsm.PageSize] = v
-			r.bytes[off], r.storers[off] = v, n.i
+			r.storesTo(n, off)
+			r.bytes[off] = v
 			delete(r.maybe, off)
 			if past && off >= n.hasUpTo() { // it may be delivered before or after the area grows
 				r.maybe[off] = true
@@ -221,6 +270,9 @@ func checkBytes(r *simRun, n *simNode) {
 					r.t.Fatalf("node %d page %d byte %d: %#x, and a later store was published", n.i, p, i, w[i])
 				}
 				r.bytes[off], want = w[i], w[i]
+			}
+			if w[i] != want && w[i] == c.data[i] && r.isKept(off) {
+				r.bytes[off], want = w[i], w[i] // all nodes have the same
 			}
 			if w[i] != want || c.data[i] != want {
 				r.t.Fatalf("node %d page %d byte %d (of writer %d): working %#x, in the page cache %#x, want %#x",

@@ -68,7 +68,7 @@ func (n *simNode) attach() {
 	if !s.careful && n.held == nil && s.rng.IntN(2) == 0 && n.ino.Spec.Residency != dsm.ResidencyDemand {
 		id = dsm.ByMount // which shares the working copy
 	}
-	reads := id != dsm.ByMount && s.rng.IntN(2) == 0
+	reads := id != dsm.ByMount && s.rng.IntN(2) == 0 && !(s.whole && n.held != nil)
 	prog := &simProgram{id: id, found: make(map[dsm.PageIndex]bool)}
 	n.enter("attach", func(ctx context.Context) error {
 		t, f, err := n.attachAs(ctx, id, true)
@@ -151,7 +151,7 @@ func (p *simProgram) Arm() error { return nil }
 
 // leaveAttached ends an attached program, and what it asks for. Its process may go on to read.
 func (n *simNode) leaveAttached(prog *simProgram) {
-	if n.entering != nil {
+	if n.entering != nil || n.marking != nil && n.marking.prog == prog && !n.endMark() {
 		return
 	}
 	n.giveUpFor(prog)
@@ -161,6 +161,18 @@ func (n *simNode) leaveAttached(prog *simProgram) {
 	}
 	n.lastClose()
 	prog.untrack()
+	if n.sim.whole && n.sim.rng.IntN(2) == 0 { // the daemon goes on, and the program too
+		at, area := prog.at, n.area
+		at.Released()
+		n.publishReleased(func() {
+			at.Detach()
+			area.Close(false)
+			if prog.reads == nil {
+				n.closeMemory(prog)
+			}
+		})
+		return
+	}
 	if n.sim.rng.IntN(2) == 0 {
 		prog.at.Released()
 		n.sim.rest()
@@ -170,6 +182,15 @@ func (n *simNode) leaveAttached(prog *simProgram) {
 	if prog.reads == nil {
 		n.closeMemory(prog)
 	}
+}
+
+// publishReleased publishes what a program has left, and closes the area then.
+func (n *simNode) publishReleased(closes func()) {
+	area := n.area
+	n.ask("release", func(ctx context.Context) error {
+		_, err := area.PublishReleased(ctx)
+		return err
+	}, func(error) { closes() })
 }
 
 // leaveReading ends a process that has only read lately.
@@ -202,6 +223,11 @@ func (n *simNode) leaveWriter() {
 	n.kernel.harvest(1) // the kernel delivers every store before RELEASE
 	n.writer = nil
 	n.lastClose()
+	if area := n.area; n.sim.whole && n.sim.rng.IntN(2) == 0 {
+		area.Released()
+		n.publishReleased(func() { area.Close(true) })
+		return
+	}
 	n.area.Close(true)
 }
 
@@ -327,10 +353,17 @@ func (n *simNode) sync(prog *simProgram) {
 		}
 		return err
 	}
+	if prog != nil && !n.endMark() {
+		return
+	}
 	if prog != nil && prog.at != nil {
 		call = prog.at.Sync
 	}
-	n.inCall(prog, "sync", call, n.acks())
+	done := func() {} // who only reads does not publish a version
+	if prog != nil || !n.sim.whole {
+		done = n.acks()
+	}
+	n.inCall(prog, "sync", call, done)
 }
 
 // acquire acquires, for a program, nil for one that reads.
@@ -375,7 +408,7 @@ func (n *simNode) anAcquire(storing bool) (prog *simProgram, ok bool) {
 
 // publish publishes, as an interval does.
 func (n *simNode) publish() {
-	if !n.isOpen() {
+	if !n.isOpen() || !n.endMark() {
 		return
 	}
 	ack := n.acks()

@@ -102,7 +102,7 @@ func (r *simRun) conflictOn() {
 	if n.area == nil {
 		return
 	}
-	if r.rng.IntN(4) == 0 {
+	if r.rng.IntN(4) == 0 && !r.whole {
 		n.node.ClearConflicts(simArea, r.rng.Uint64N(8))
 		return
 	}
@@ -250,7 +250,9 @@ func (r *simRun) restart(n *simNode) {
 		return
 	}
 	r.memberIsGone(n)
-	r.restarts++
+	if r.restarts++; r.whole {
+		n.kernel.harvest(1) // what only the kernel has is taken for what is stored later, when another node may have published
+	}
 	conflicts := conflictsOf(n)
 	reader, writer := n.reader, n.writer
 	n.node.isKilled()
@@ -455,6 +457,7 @@ func (n *Node) isKilled() {
 			}
 		}
 		a.mu.out, a.mu.parked, a.mu.short.waiting = nil, nil, nil
+		a.mu.waiters = slices.DeleteFunc(a.mu.waiters, a.overLocked) // calls that were given up may wait for long
 		a.endCopiesLocked()
 		if a.mu.standby != nil {
 			a.mu.standby.close()
@@ -486,6 +489,12 @@ var restartCases = []simCase{
 	{name: "sum-shared-attached-restart", ino: sumOf(dsm.DTypeI32, dsm.ApplyArrival), restarts: true, attaches: true, tally: intTally, rules: func(*simRun, *dsm.Inode) {}, store: addOnes, check: checkOnes},
 	{name: "float-shared-attached-restart", ino: sumOf(dsm.DTypeF64, dsm.ApplyArrival), restarts: true, attaches: true, tally: floatTally, rules: func(*simRun, *dsm.Inode) {}, store: addOnes, check: checkOnes},
 	{name: "float-attached-restart", ino: sumOf(dsm.DTypeF64, dsm.ApplySync), restarts: true, attaches: true, tally: floatTally, rules: func(*simRun, *dsm.Inode) {}, store: addOnes, check: checkOnes},
+	restartOf(versioned, "versioned-restart"),
+	fewPagesOf(restartOf(versioned, ""), "versioned-small-restart"),
+	attachedOf(restartOf(versioned, "versioned-attached-restart")),
+	attachedOf(restartOf(versionedMarked, "versioned-marked-restart")),
+	awayOf(versioned, "versioned-away"),
+	awayOf(restartOf(versioned, ""), "versioned-away-restart"),
 	{name: "max-attached-restart", ino: bestOf(dsm.MergeMax, dsm.DTypeI32, dsm.ApplyArrival), restarts: true, attaches: true, careful: true, rules: func(*simRun, *dsm.Inode) {}, store: findBest, check: checkBest},
 }
 
@@ -495,6 +504,24 @@ func heldRule(r *simRun, ino *dsm.Inode) {
 	if r.rng.IntN(2) == 0 {
 		ino.Layout.DType = dsm.DTypeU8
 	}
+}
+
+// restartOf is a kind in which daemons are killed.
+func restartOf(c simCase, name string) simCase {
+	c.name, c.restarts, c.starves, c.resize = name, true, false, false
+	return c
+}
+
+// attachedOf is a kind in which programs that have attached go on when a daemon is killed.
+func attachedOf(c simCase) simCase {
+	c.attaches = true
+	return c
+}
+
+// awayOf is a kind in which nodes are evicted, and come back.
+func awayOf(c simCase, name string) simCase {
+	c.name, c.aways, c.starves, c.resize = name, true, false, false
+	return c
 }
 
 func init() { simCases = append(simCases, restartCases...) }

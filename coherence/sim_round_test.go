@@ -2,6 +2,7 @@ package coherence
 
 import (
 	"context"
+	"maps"
 	"slices"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -68,6 +69,7 @@ func (n *simNode) acks() func() {
 	mine, rounds, losses := n.delivered(), n.rounds, n.losses
 	return func() {
 		if n.rounds == rounds && n.losses == losses {
+			maps.DeleteFunc(mine.counts, func(off int64, _ int) bool { return n.sim.whole && n.keeps(off) })
 			n.sim.ack(mine)
 		}
 	}

@@ -18,28 +18,64 @@ var versioned = simCase{name: "versioned", ino: dsm.Inode{Size: simSize, Spec: d
 var versionedMarked = simCase{name: "versioned-marked", ino: dsm.Inode{Size: simSize, Spec: dsm.Spec{Mode: dsm.ModeVersioned}}, marked: true, rules: retainRule,
 	store: storeMark, check: checkMark}
 
-// storeMark has a program store the next mark to all pages, as a program with one thread does: not while it publishes.
+// marking is a mark that a program has not stored to all pages yet.
+type marking struct {
+	prog  *simProgram
+	mark  uint32
+	pages []dsm.PageIndex // that are left
+}
+
+// storeMark has a program store the next mark to some pages, or the last one to those that are left, as a program with one thread does: not while it publishes. What others have
+// left may be published then.
 func storeMark(r *simRun, n *simNode) {
+	if n.marking != nil {
+		n.endMark()
+		return
+	}
 	prog := n.aProgram()
 	if prog == nil || prog.at == nil {
 		return
 	}
-	var all [][]byte
 	for _, p := range r.hotPages() {
-		b := n.memory(prog, p, true)
-		if b == nil {
+		if n.memory(prog, p, true) == nil {
 			return
 		}
-		all = append(all, b)
 	}
 	r.rest()
-	if n.area.mu.whole.serial || !slices.Contains(n.attached, prog) {
+	if w := &n.area.mu.whole; w.serial && w.leaving == 0 || !slices.Contains(n.attached, prog) {
 		return
 	}
 	r.marks++
-	for _, b := range all {
-		binary.LittleEndian.PutUint32(b, r.marks)
+	n.marking = &marking{prog, r.marks, r.hotPages()}
+	if r.rng.IntN(2) == 0 {
+		n.endMark()
+	} else {
+		n.goOnMarking(r.rng.IntN(len(n.marking.pages)))
 	}
+}
+
+// goOnMarking has the program store its mark to at most k pages more.
+func (n *simNode) goOnMarking(k int) {
+	m := n.marking
+	for ; k > 0 && len(m.pages) > 0; k-- {
+		b := n.memory(m.prog, m.pages[0], true)
+		if b == nil {
+			return
+		}
+		binary.LittleEndian.PutUint32(b, m.mark)
+		m.pages = m.pages[1:]
+	}
+	if len(m.pages) == 0 {
+		n.marking = nil
+	}
+}
+
+// endMark has a program of the node store the rest of its mark. It reports whether that could be done, and the node may publish.
+func (n *simNode) endMark() bool {
+	if n.marking != nil {
+		n.goOnMarking(len(n.marking.pages))
+	}
+	return n.marking == nil
 }
 
 func checkMark(r *simRun, n *simNode) {
@@ -99,9 +135,17 @@ func (r *simRun) checkVersions() {
 		if !n.isOpen() || n.entering != nil {
 			continue
 		}
+		newest := dsm.Version(0)
 		for _, v := range n.area.Versions() {
 			r.checkVersion(n, v.Version)
+			newest = v.Version
 		}
+		if newest != 0 && newest < n.newest {
+			r.t.Errorf("node %d: the newest version that can be read is %d, and was %d", n.i, newest, n.newest)
+			r.explain()
+			r.t.FailNow()
+		}
+		n.newest = max(n.newest, newest)
 		if r.kind.marked {
 			r.checkMarks(n)
 		}
@@ -156,11 +200,11 @@ func (r *simRun) checkVersion(n *simNode, v dsm.Version) {
 // transfer has a node take the area, or some node give it to another one. At times the programs of the owner close it before.
 func (r *simRun) transfer() {
 	n, to := r.aNode(), r.aNode()
-	if n.outstanding() >= mostAsked {
+	if n.outstanding() >= mostAsked || n.away {
 		return
 	}
 	if r.rng.IntN(3) > 0 {
-		if owner := r.nodes[r.owner(0)]; !owner.dead {
+		if owner := r.nodes[r.owner(0)]; !owner.dead && !owner.away {
 			owner.leaveStorers()
 		}
 	}

@@ -58,6 +58,13 @@ func (x *replicaExtent) publication(seq dsm.Seq) *publication {
 	return nil
 }
 
+// endPublicationLocked says that the home has answered the publication of an extent.
+func (a *Area) endPublicationLocked(x *replicaExtent) {
+	a.mu.replica.underWay -= x.pub.weight()
+	a.node.links.give(x.pub.home, a, x.pub.credit)
+	x.pub = nil
+}
+
 // unmerged reports whether changes of page i are under way.
 func (x *replicaExtent) unmerged(i int) bool {
 	if x.pub != nil && x.pub.pages.Has(i) {

@@ -3,6 +3,7 @@ package coherence
 import (
 	"cmp"
 	"context"
+	"math"
 	"slices"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -34,15 +35,19 @@ type whole struct {
 	stage    stage
 	id       dsm.RoundID // of the version that is being published; none if Group is 0
 	serial   bool        // publishVersion is at work
+	leaving  uint32      // what is left of the area is being published: see publishLeft
 	waiting  bool        // a subscriber waits for room to begin a batch
 	roomier  bool        // a batch has ended since: see pumpWaitingLocked
 	taking   bool        // this node is receiving the home's bytes, and has pinned the version was
-	was      dsm.Version // the newest before
 	torn     bool        // the published bytes in place are of no one version
-	replica  dsm.Version // the newest version that the replica has, which on the home's node has a base of its own
-	told     dsm.Version // the newest version that was ever complete here
 	shrunk   bool        // the area was shrunk, and its home has made no version since
 	pinned   bool        // a shrink has pinned the newest version, pinnedAt
+	changing bool        // this step changes published bytes, or has made a version: see toldKeepLocked
+	halved   bool        // the daemon before was killed while published bytes changed: perhaps they are of several versions
+	paused   dsm.Version // programs may be in the midst of it, or of a newer one, though it is not pinned; 0: of none
+	was      dsm.Version // the newest before
+	replica  dsm.Version // the newest version that the replica has, which on the home's node has a base of its own
+	told     dsm.Version // the newest version that programs could ever read here
 	pinnedAt dsm.Version
 	coming   VersionInfo // what the former home says of its newest version
 }
@@ -50,9 +55,17 @@ type whole struct {
 // keptVersion is a version that can be read.
 type keptVersion struct {
 	VersionInfo
-	retained bool // as one of the newest
-	users    int  // calls of PinVersion
+	retained bool   // as one of the newest
+	users    int    // calls of PinVersion
+	change   uint64 // the last change of copies that tells backups of it, notTold or whileMute; 0: nobody could take over without it
 }
+
+const (
+	// notTold is the change of a version that backups are about to be told of.
+	notTold = math.MaxUint64
+	// whileMute is that of one which this home has taken over with, while another backup could still take over without it.
+	whileMute = notTold - 1
+)
 
 // versionedLocked reports whether versions of the area are whole.
 func (a *Area) versionedLocked() bool { return a.mu.ino.Spec.Mode == dsm.ModeVersioned }
@@ -97,12 +110,35 @@ func (a *Area) inPlaceLocked(p dsm.PageIndex) []byte {
 	return a.mu.mem.Base(p)
 }
 
-// completedLocked says that all bytes of a version are in place. Versions that need not be retained any more are dropped.
-func (a *Area) completedLocked(v VersionInfo) {
+// completedLocked says that all bytes of a version are in place, and that other nodes may have it. Versions that need not be retained any more are dropped.
+func (a *Area) completedLocked(v VersionInfo) { a.completeLocked(v, 0) }
+
+// tookOverLocked is completedLocked for the version with which this node has become the home.
+func (a *Area) tookOverLocked(v VersionInfo) {
+	change := uint64(0)
+	if a.mu.mute {
+		change = whileMute
+	}
+	a.completeLocked(v, change)
+}
+
+// madeLocked is completedLocked for a version that this node has made as the home. toldOfNewestLocked follows.
+func (a *Area) madeLocked(v VersionInfo) {
+	change := uint64(0)
+	if hasBackups(a.rowLocked(0)) {
+		change = notTold
+	}
+	a.completeLocked(v, change)
+}
+
+func (a *Area) completeLocked(v VersionInfo, change uint64) {
 	w, h := &a.mu.whole, a.historyLocked()
 	h.Advance(v.Version)
-	w.torn, w.told = false, max(w.told, v.Version)
+	w.torn, w.halved, w.changing = false, false, true
 	a.mu.wake = true
+	if change == 0 {
+		w.told = max(w.told, v.Version)
+	}
 	if n := len(w.kept); n > 0 && w.kept[n-1].Version >= v.Version {
 		return
 	}
@@ -111,20 +147,81 @@ func (a *Area) completedLocked(v VersionInfo) {
 		w.pinned = false
 		h.Unpin(w.pinnedAt)
 	}
-	w.kept = append(w.kept, keptVersion{VersionInfo: v})
+	w.kept = append(w.kept, keptVersion{VersionInfo: v, change: change})
 	a.retainLocked()
+}
+
+// toldOfNewestLocked says that backups are told of the newest version. It is readable here when they have it.
+func (a *Area) toldOfNewestLocked() {
+	if k := a.mu.whole.kept; len(k) > 0 && k[len(k)-1].change == notTold {
+		if k[len(k)-1].change = 0; a.mu.copies != nil {
+			k[len(k)-1].change = a.mu.copies.index
+		}
+		a.backedLocked()
+	}
+}
+
+// backedLocked follows what backups have acked.
+func (a *Area) backedLocked() {
+	k := a.mu.whole.kept
+	if len(k) == 0 || k[len(k)-1].change == 0 {
+		return
+	}
+	for i := range a.readableLocked() + 1 {
+		k[i].change = 0
+		a.mu.whole.told = max(a.mu.whole.told, k[i].Version)
+	}
+	a.retainLocked()
+	a.mu.wake = true
+}
+
+// readableLocked returns the index of the newest kept version that programs may read, -1 if there is none. A home with backups shows a version only when all those that could take over have it: else a
+// program could read it, and then the one before it, when another daemon has taken over.
+func (a *Area) readableLocked() int {
+	k := a.mu.whole.kept
+	i := len(k) - 1
+	if i < 0 || k[i].change == 0 || !a.ownHomeLocked() {
+		return i
+	}
+	need := uint64(0)
+	if a.mu.copies != nil {
+		need = a.mu.copies.needed(0)
+	}
+	for ; i >= 0 && k[i].change != 0; i-- {
+		if c := k[i].change; c != notTold && !a.mu.mute && (c == whileMute || need == 0 || c < need) {
+			break
+		}
+	}
+	return i
+}
+
+// keepReadableLocked is called before the next version is made here: if that is not readable at once, the newest of now is kept. The home may have got backups since it was made.
+func (a *Area) keepReadableLocked() {
+	if a.mu.whole.history != nil {
+		a.retainLocked()
+	}
+}
+
+// keepNewestLocked pins the newest version, unless it is. The next retainLocked may unpin it.
+func (a *Area) keepNewestLocked() {
+	if k := a.mu.whole.kept; len(k) > 0 && !k[len(k)-1].retained {
+		a.mu.whole.history.Pin()
+		k[len(k)-1].retained = true
+	}
 }
 
 // retainLocked pins the versions that are to be retained, and drops others.
 func (a *Area) retainLocked() {
 	w, h := &a.mu.whole, a.mu.whole.history
-	first := len(w.kept) - a.mu.ino.Spec.Retained()
-	if n := len(w.kept); n > 0 && first < n-1 && !w.kept[n-1].retained { // with one version, there is nothing to keep when it is overwritten
-		h.Pin()
-		w.kept[n-1].retained = true
+	last := len(w.kept) - 1
+	first := min(last+1-a.mu.ino.Spec.Retained(), max(a.readableLocked(), 0))
+	// With one version, there is nothing to keep when it is overwritten, unless the next one is not readable at once.
+	several := a.mu.ino.Spec.Retained() > 1 || a.ownHomeLocked() && hasBackups(a.rowLocked(0))
+	if several {
+		a.keepNewestLocked()
 	}
 	for i := range w.kept {
-		if k := &w.kept[i]; k.retained && (i < first || first >= len(w.kept)-1) {
+		if k := &w.kept[i]; k.retained && (i < first || !several) {
 			h.Unpin(k.Version)
 			k.retained = false
 		}
@@ -136,6 +233,11 @@ func (a *Area) retainLocked() {
 // forgetVersionsLocked forgets the versions that nobody keeps.
 func (a *Area) forgetVersionsLocked() {
 	newest, _ := a.newestLocked()
+	older := a.mu.whole.paused != 0 && a.mu.whole.paused < newest.Version
+	for _, k := range a.mu.whole.kept {
+		older = older || k.users > 0 && k.Version != newest.Version
+	}
+	a.mu.mem.HasOlder(older)
 	a.mu.whole.kept = slices.DeleteFunc(a.mu.whole.kept, func(k keptVersion) bool {
 		return !k.retained && k.users == 0 && k.Version != newest.Version
 	})
@@ -152,10 +254,14 @@ func (a *Area) newestLocked() (v VersionInfo, ok bool) {
 
 // changingLocked is called before published bytes change in place. The lines of programs say so until the end of the step.
 func (a *Area) changingLocked() {
-	if a.versionedLocked() {
-		for _, l := range a.mu.heads {
-			l.Changing()
-		}
+	if !a.versionedLocked() {
+		return
+	}
+	if a.mu.whole.changing = true; a.mu.mem != nil {
+		a.mu.mem.IsChanging()
+	}
+	for _, l := range a.mu.heads {
+		l.Changing()
 	}
 }
 
@@ -167,11 +273,27 @@ func (a *Area) resignVersionsLocked() {
 		return
 	}
 	a.changingLocked()
-	waits := a.mu.copies != nil && slices.ContainsFunc(a.mu.copies.outputs, func(o output) bool { return a.isSelf(o.peer) })
-	if !a.mu.replica.subscribed || waits || w.replica != w.history.Newest() {
+	if w.taking { // it was taken back before all was here
+		w.taking = false
+		w.history.Advance(w.was)
+		w.history.Unpin(w.was)
+	}
+	if !a.mu.replica.subscribed || a.acksAreDueLocked() || w.replica != w.history.Newest() {
 		a.dropHistoryLocked()
 		w.torn = a.mu.replica.subscribed
 	}
+}
+
+// acksAreDueLocked reports whether the home has merged what this node has published, and the replica here has not heard of that: a backup is to have it first, or was to, before another one took
+// over.
+func (a *Area) acksAreDueLocked() bool {
+	for e := range a.mu.replica.busy.extents {
+		x, h := a.mu.replica.extents[e], a.mu.home.extents[e]
+		if x != nil && h != nil && slices.ContainsFunc(x.parts, func(p *publication) bool { return p.seq <= h.parts[a.node.cfg.Self] }) {
+			return true
+		}
+	}
+	return false
 }
 
 // modeChangedLocked follows a change of the mode, which the catalog allows only for empty areas. The two modes push in different ways, so all
@@ -205,7 +327,7 @@ func (a *Area) lacksRoomLocked(n int64) bool {
 // shedVersionsLocked drops retained versions while memory is short, the oldest first, but none that is pinned.
 func (a *Area) shedVersionsLocked() {
 	w := &a.mu.whole
-	for i := 0; i < len(w.kept)-1 && a.lacksRoomLocked(0); i++ {
+	for i := 0; i < a.readableLocked() && a.lacksRoomLocked(0); i++ {
 		if k := &w.kept[i]; k.retained {
 			w.history.Unpin(k.Version)
 			k.retained = false
@@ -218,8 +340,9 @@ func (a *Area) shedVersionsLocked() {
 func (a *Area) Versions() []VersionInfo {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	list := make([]VersionInfo, 0, len(a.mu.whole.kept))
-	for _, k := range a.mu.whole.kept {
+	kept := a.mu.whole.kept[:a.readableLocked()+1]
+	list := make([]VersionInfo, 0, len(kept))
+	for _, k := range kept {
 		if k.Version > 0 {
 			list = append(list, k.VersionInfo)
 		}
@@ -248,7 +371,7 @@ func (a *Area) PinToRead(ctx context.Context, v dsm.Version) (info VersionInfo, 
 			case !a.versionedLocked() || !a.mu.replica.subscribed: // no home sends any
 				none = err
 			}
-			return none != nil || len(a.mu.whole.kept) > 0 || a.unpublishedLocked()
+			return none != nil || a.readableLocked() >= 0 || a.unpublishedLocked()
 		}, a.deadInAreaLocked)
 		if gone = cmp.Or(gone, none); gone != nil {
 			return VersionInfo{}, gone
@@ -263,11 +386,11 @@ func (a *Area) pin(v dsm.Version, room bool) (info VersionInfo, err error) {
 		if err = a.startVersionsLocked(); err != nil {
 			return
 		}
-		newest := len(w.kept) - 1
+		newest := a.readableLocked()
 		if v == 0 {
 			v = w.kept[newest].Version
 		}
-		i := slices.IndexFunc(w.kept, func(k keptVersion) bool { return k.Version == v })
+		i := slices.IndexFunc(w.kept[:newest+1], func(k keptVersion) bool { return k.Version == v })
 		if i < 0 || !w.history.PinAgain(v) {
 			err = errs.E(errs.Dropped, "pin", "version %d of area %d is not here; the oldest that is here is %d, the newest %d",
 				v, a.id, w.kept[0].Version, w.kept[newest].Version)
@@ -289,10 +412,10 @@ func (a *Area) pin(v dsm.Version, room bool) (info VersionInfo, err error) {
 
 // startVersionsLocked makes version 0 readable if this node knows that nothing has been published. errs.Unavailable if no version is here.
 func (a *Area) startVersionsLocked() error {
-	if len(a.mu.whole.kept) > 0 {
+	if a.readableLocked() >= 0 {
 		return nil
 	}
-	if !a.unpublishedLocked() {
+	if len(a.mu.whole.kept) > 0 || !a.unpublishedLocked() {
 		return errs.E(errs.Unavailable, "pin", "no version of area %d is here yet", a.id)
 	}
 	if _, err := a.memoryLocked(); err != nil {
@@ -320,6 +443,20 @@ func (a *Area) unpinLocked(v dsm.Version) {
 	w.kept[i].users--
 	w.history.Unpin(v)
 	a.retainLocked()
+}
+
+// PauseVersion is UnpinVersion for a program that may go on to read the version, and is told then if it is not here any more. So that the next daemon can tell it, too, this is known until no program has the area open.
+func (a *Area) PauseVersion(v dsm.Version) {
+	a.step(func() {
+		a.pausedLocked(v)
+		a.unpinLocked(v)
+	})
+}
+
+func (a *Area) pausedLocked(v dsm.Version) {
+	if w := &a.mu.whole; w.paused == 0 || v < w.paused {
+		w.paused = v
+	}
 }
 
 // ReadVersion fills p with the bytes of a pinned version from off on. n is short at the end of the version.
@@ -354,12 +491,31 @@ func (a *Area) ReadVersion(v dsm.Version, p []byte, off int64) (n int, err error
 	return n, err
 }
 
+// basesFollowLocked is called before the base copy takes over what this node has published to another owner. The versions that are here stay, and the bytes in place are of none until the
+// owner sends the next one.
+func (a *Area) basesFollowLocked(e dsm.ExtentIndex, set dsm.PageSet) {
+	w := &a.mu.whole
+	if !a.versionedLocked() || a.ownHomeLocked() || w.history == nil || set.Empty() {
+		return
+	}
+	a.changingLocked()
+	if !w.pinned { // until the next version comes
+		w.pinned, w.pinnedAt = true, w.history.Pin()
+	}
+	for i := range set.All() {
+		w.history.Before(page(e, i), a.mu.mem.Base(page(e, i)))
+	}
+	w.history.Advance(w.history.Newest())
+	w.torn = true
+}
+
 // shrinkVersionsLocked keeps what the versions here have past size, before a shrink takes it.
 func (a *Area) shrinkVersionsLocked(size int64) {
 	w := &a.mu.whole
 	if w.history == nil {
 		return
 	}
+	a.keepReadableLocked()
 	if !w.pinned { // until the next version comes
 		w.pinned, w.pinnedAt = true, w.history.Pin()
 	}

@@ -1,0 +1,134 @@
+package coherence
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// TestLeftIsPublishedWhole: what is left of a closed handle is published at once only if nobody may store meanwhile. Else half of what another program is storing would be a version.
+func TestLeftIsPublishedWhole(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, n := newBackedCase(t)
+		released := func() (published bool) {
+			t.Helper()
+			n.area.Released()
+			err := c.does(n, func(ctx context.Context) (err error) {
+				published, err = n.area.PublishReleased(ctx)
+				return err
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			n.area.Close(true)
+			return published
+		}
+		newest := func() string {
+			v := n.area.Versions()
+			newest := v[len(v)-1].Version
+			return n.byteOf(newest, 0) + n.byteOf(newest, dsm.PageSize)
+		}
+		if err := c.opens(n); err != nil {
+			t.Fatal(err)
+		}
+		c.stores(n, 0, 7)
+		if released() {
+			t.Error("what a program was storing is published when another one has closed the file")
+		}
+		if got := newest(); got != "10" {
+			t.Errorf("the newest version has %s, want 10", got)
+		}
+		c.publishes(n, dsm.PageSize, 7)
+		if got := newest(); got != "77" {
+			t.Errorf("the newest version has %s, want 77", got)
+		}
+		c.stores(n, 0, 8)
+		c.stores(n, dsm.PageSize, 8)
+		if !released() {
+			t.Error("what is left is not published, and nobody else has the file open to store")
+		}
+		if got := newest(); got != "88" {
+			t.Errorf("the newest version has %s, want 88", got)
+		}
+	})
+}
+
+// TestOpenWaitsForWhatIsLeft: a program that opens a file may store only when what was left of it is published.
+func TestOpenWaitsForWhatIsLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newOwnCase(t, 1, dsm.Spec{})
+		n := c.nodes[0]
+		if err := c.opens(n); err != nil {
+			t.Fatal(err)
+		}
+		n.area.Released()
+		n.area.step(func() { n.area.mu.whole.serial = true }) // another publish goes on
+		var published, opened atomic.Bool
+		for range 256 { // a program that ends has had so many descriptors
+			n.ask("call", func(ctx context.Context) error {
+				is, err := n.area.PublishReleased(ctx)
+				published.Store(is)
+				return err
+			}, nil)
+		}
+		synctest.Wait()
+		n.ask("call", func(ctx context.Context) error {
+			_, err := n.node.Open(ctx, simArea, true)
+			opened.Store(true)
+			return err
+		}, nil)
+		synctest.Wait()
+		if published.Load() || opened.Load() {
+			t.Errorf("published %v, opened %v, want neither", published.Load(), opened.Load())
+		}
+		n.area.step(n.area.versionPublishedLocked)
+		c.calm()
+		if !published.Load() || !opened.Load() {
+			t.Errorf("published %v, opened %v, want both", published.Load(), opened.Load())
+		}
+	})
+}
+
+// TestSyncsOfReadersPublishNothing: a program that only reads, and calls msync or fsync for what others have published, does not publish half of what a program of the node is storing. What is left it does publish.
+func TestSyncsOfReadersPublishNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, n := newBackedCase(t)
+		syncs := func(storing bool, versions int) {
+			t.Helper()
+			if err := c.does(n, func(ctx context.Context) error { return n.area.Sync(ctx, storing) }); err != nil {
+				t.Fatal(err)
+			}
+			if v := n.area.Versions(); n.byteOf(v[len(v)-1].Version, 0) != fmt.Sprint(versions) {
+				t.Errorf("storing %v: the newest version has %s, want %d", storing, n.byteOf(v[len(v)-1].Version, 0), versions)
+			}
+		}
+		c.stores(n, 0, 2)
+		syncs(false, 1)
+		syncs(true, 2)
+		c.stores(n, 0, 3)
+		n.area.Released()
+		syncs(false, 3)
+		n.area.Close(true)
+	})
+}
+
+// TestLeftIsPublishedWhileProgramsRead: what could not be published at a close is published later, also if programs of the node have the area open to read all the time.
+func TestLeftIsPublishedWhileProgramsRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, n := newBackedCase(t)
+		n.node.cfg.Linger = 10 * time.Second
+		c.stores(n, 0, 2)
+		n.area.Released()
+		n.area.Close(true)
+		time.Sleep(11 * time.Second)
+		c.calm()
+		if v := n.area.Versions(); n.byteOf(v[len(v)-1].Version, 0) != "2" {
+			t.Errorf("the newest version has %s, want 2", n.byteOf(v[len(v)-1].Version, 0))
+		}
+	})
+}
