@@ -27,6 +27,8 @@ type Areas interface {
 	Owner(id dsm.AreaID) dsm.NodeID
 	// Transfer makes a node the owner of a versioned area. errs.Busy while programs have it open for writing at its owner.
 	Transfer(ctx context.Context, id dsm.AreaID, to dsm.NodeID) error
+	// Reclaimed returns when a versioned area that this node owned when the daemon before was killed is its own again, or cannot be.
+	Reclaimed(ctx context.Context, id dsm.AreaID) error
 	// CountPages asks the homes of an area how many of its pages have bytes other than zero.
 	CountPages(ctx context.Context, id dsm.AreaID) (int64, error)
 	// Conflicts asks all nodes what was stored to an area on one side of a partition, and given up for what was stored on the other. ClearConflicts drops
@@ -97,6 +99,8 @@ type Area interface {
 	PublishNow(limit time.Duration, done func(error)) bool
 	// PublishLast is Publish at close: it does not wait again for homes that a sync or publish before has waited for in vain.
 	PublishLast(ctx context.Context) error
+	// PublishReleased is Publish after Released. What is left of a versioned area is not published while programs may store to it by other handles.
+	PublishReleased(ctx context.Context) (published bool, err error)
 	// Acquire brings this node up to every publish that completed before; but memory that lets updates in
 	// only in sync calls of programs that store stays as it is unless storing.
 	Acquire(ctx context.Context, storing bool) error
@@ -152,6 +156,10 @@ type Area interface {
 	// there is none to wait for, since the area has no bytes.
 	PinToRead(ctx context.Context, v dsm.Version) (VersionInfo, error)
 	UnpinVersion(v dsm.Version)
+	// PauseVersion is UnpinVersion for a program that may go on to read the version.
+	PauseVersion(v dsm.Version)
+	// GoesOnAt returns the version in which a program goes on that was reading one when the daemon before was killed; 0: that is not known.
+	GoesOnAt() dsm.Version
 	// ReadVersion fills p with bytes of a pinned version. It never waits. n is short at the end of the version.
 	ReadVersion(v dsm.Version, p []byte, off int64) (n int, err error)
 	ResidentBytes() int64

@@ -137,6 +137,9 @@ func (x attachedArea) Resize(ctx context.Context, size int64) (dsm.Inode, error)
 }
 
 func (x attachedArea) Publish(ctx context.Context) error { return x.b.publish(ctx, x.a) }
+func (x attachedArea) PublishReleased(ctx context.Context) error {
+	return x.b.publishReleased(ctx, x.a)
+}
 
 func (x attachedArea) PublishNow(limit time.Duration, done func(error)) bool {
 	a := x.a

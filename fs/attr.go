@@ -273,7 +273,11 @@ func (b *bridge) setAttr(r *request, ino dsm.Ino, ch dsm.SetAttr) (dsm.Inode, er
 		return b.resize(r, ino, ch)
 	}
 	stored := a.stored.Load()
-	if err := b.publish(r, a); err != nil {
+	publish := b.publish
+	if a.spec().Mode == dsm.ModeVersioned && !b.storesWhole(r, a) {
+		publish = b.publishReleased
+	}
+	if err := publish(r, a); err != nil {
 		b.log.Debug("publish before utimens", "area", a.id, "err", err)
 	}
 	if err := a.takeTiming(r); err != nil { // keepModTime, which has read the time from before, could undo it
@@ -290,6 +294,9 @@ func (b *bridge) setAttr(r *request, ino dsm.Ino, ch dsm.SetAttr) (dsm.Inode, er
 
 // resize is SetAttr, tried again if there may be more memory now.
 func (b *bridge) resize(r context.Context, ino dsm.Ino, ch dsm.SetAttr) (dsm.Inode, error) {
+	if err := b.cfg.Areas.Reclaimed(r, dsm.AreaID(ino)); err != nil {
+		return dsm.Inode{}, err
+	}
 	return b.withRoom(r, func() (dsm.Inode, error) {
 		if err := b.checkGrowth(ino, ch); err != nil {
 			return dsm.Inode{}, err

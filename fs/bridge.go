@@ -51,6 +51,7 @@ type bridge struct {
 
 	passthrough passthrough
 	held        heldFiles
+	device      string // major:minor of the mount
 
 	life       context.Context // ends when the filesystem is going away
 	end        context.CancelFunc
@@ -205,6 +206,7 @@ type fileHandle struct {
 	owners  lockOwners
 	program int          // that opened it to write; a thread where that is enough
 	leave   func()       // lets go of the index of a write-ahead log; or nil
+	given   atomic.Bool  // that process has closed a descriptor of it: see closedByChild
 	flushed atomic.Int64 // when a descriptor of it was closed last, in nanoseconds; 0: never
 }
 

@@ -55,6 +55,7 @@ type fakeArea struct {
 	done      int // notices done
 	syncErr   error
 	versions  []*fakeVersion
+	goesOn    dsm.Version  // see GoesOnAt
 	full      atomic.Bool  // there is no memory for older versions
 	untyped   atomic.Bool  // CheckWrite refuses
 	most      atomic.Int64 // CheckGrowth refuses more; 0: nothing
@@ -357,6 +358,8 @@ func (a *fakeArea) PublishLast(ctx context.Context) error {
 	a.update(func() { a.lasts++ })
 	return a.Publish(ctx)
 }
+
+func (a *fakeArea) PublishReleased(ctx context.Context) (bool, error) { return true, a.Publish(ctx) }
 
 func (a *fakeArea) Acquire(ctx context.Context, _ bool) error {
 	if err := a.wait(ctx); err != nil {

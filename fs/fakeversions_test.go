@@ -91,6 +91,10 @@ func (a *fakeArea) PinToRead(_ context.Context, n dsm.Version) (info VersionInfo
 	return info, err
 }
 
+func (a *fakeArea) PauseVersion(n dsm.Version) { a.UnpinVersion(n) }
+
+func (a *fakeArea) GoesOnAt() dsm.Version { return a.goesOn }
+
 func (a *fakeArea) UnpinVersion(n dsm.Version) {
 	a.update(func() {
 		a.findLocked(n).pins--
@@ -107,6 +111,8 @@ func (a *fakeArea) ReadVersion(n dsm.Version, p []byte, off int64) (int, error) 
 	}
 	return copy(p, v.data[min(off, int64(len(v.data))):]), nil
 }
+
+func (p *fakeAreas) Reclaimed(context.Context, dsm.AreaID) error { return nil }
 
 func (p *fakeAreas) Owner(dsm.AreaID) dsm.NodeID { return dsm.NodeID(p.owner.Load()) }
 

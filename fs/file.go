@@ -43,10 +43,13 @@ func (b *bridge) open(r *request, ino dsm.Ino, flags uint32, claimed *dsm.Inode,
 		return status(err)
 	}
 	direct := a.direct.on.Load()
-	h := b.newHandle(a, r.tid, flags, out)
+	h, tid := b.newHandle(a, r.tid, flags, out), r.tid
 	h.leave = leave
 	out.Fh = b.handles.add(h)
-	if err := b.held.opened(r, heldHandle{fh: out.Fh, ino: ino, flags: flags, tid: r.tid}); err != nil {
+	if h.write {
+		tid = uint32(h.program) // the process goes on when its thread has ended
+	}
+	if err := b.held.opened(r, heldHandle{fh: out.Fh, ino: ino, flags: flags, tid: tid}); err != nil {
 		b.Release(nil, &fuse.ReleaseIn{Fh: out.Fh})
 		return status(err)
 	}
@@ -64,7 +67,7 @@ func (b *bridge) open(r *request, ino dsm.Ino, flags uint32, claimed *dsm.Inode,
 func (b *bridge) newHandle(a *openArea, tid, flags uint32, out *fuse.OpenOut) *fileHandle {
 	h := newFileHandle(a, flags&syscall.O_ACCMODE != syscall.O_RDONLY)
 	if h.write {
-		if h.program = int(tid); a.spec().AppliesInSync() {
+		if h.program = int(tid); a.spec().AppliesInSync() || a.spec().Mode == dsm.ModeVersioned {
 			h.program = processOf(h.program) // now, because the thread may end
 		}
 		a.programs.enter(h.program, false)
@@ -297,11 +300,12 @@ func (b *bridge) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 	r.breakable, r.flush = true, true
 	var err, kept error
 	switch {
+	case b.closedByChild(h, int(in.Pid)): // Release publishes if nothing else does
 	case h.write:
 		err = b.publishBy(r, h.area, Area.PublishLast) // after an fsync that timed out it does not wait again
 		kept = err
 	case b.hasLocks(h.area, in.LockOwner): // close(2) of any descriptor releases the locks of the process, under which it may have stored by another
-		kept = b.publishForLocks(r, h.area)
+		kept = b.publishForLocks(r, h.area, h.write)
 	}
 	if err == nil && h.write && h.area.forfeited.Swap(false) {
 		err = errForfeited
@@ -329,7 +333,8 @@ func (b *bridge) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 	defer r.end()
 	r.breakable = true
 	h.area.current().KernelLocks()
-	err := b.sync(r, h.area, func(ctx context.Context) error { return h.area.current().Sync(ctx, h.write) })
+	storing := h.write || b.storesWhole(r, h.area)
+	err := b.sync(r, h.area, func(ctx context.Context) error { return h.area.current().Sync(ctx, storing) })
 	if err == nil && h.write {
 		err = h.area.direct.takeNoRoom()
 	}
@@ -365,9 +370,7 @@ func (b *bridge) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 	if h.write {
 		h.area.programs.leave(h.program, false)
 	}
-	if h.write && !h.area.direct.on.Load() {
-		h.area.current().Released() // at once: the next program that opens the area may wait for what other nodes have published
-	}
+	b.opens.releasing(h.area, h.write)
 	h.endStreams()
 	unlock := b.unlockReleased(h)
 	b.releases.run(func() {

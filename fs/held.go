@@ -97,7 +97,7 @@ func (x *heldFiles) init(b *bridge) {
 
 // refuses returns why a setting is not possible here. If others have joined all settings are possible: see coherence.Config.Unheld.
 func (x *heldFiles) refuses(key, value string) error {
-	if x.journal == nil || x.b.cfg.MayEnd || x.b.cfg.Held.Word(hold.Others).Load() != 0 || !(key == "residency" && value == dsm.ResidencyDemand.String() || key == "mode" && value == dsm.ModeVersioned.String()) {
+	if x.journal == nil || x.b.cfg.MayEnd || x.b.cfg.Held.Word(hold.Others).Load() != 0 || !(key == "residency" && value == dsm.ResidencyDemand.String()) {
 		return nil
 	}
 	return errs.E(errs.Unsupported, "set attribute", "%s%s=%s does not go with --hold", dsmPrefix, key, value)
@@ -449,6 +449,7 @@ func (x *heldFiles) resume(daemon uint64, claimed []dsm.Ino, s *attach.Server) e
 	}
 	used := make(map[dsm.Ino]bool)
 	x.b.handles.begin(daemon << 40)
+	x.b.versions.begin(daemon << 32)
 	for _, h := range handles {
 		used[h.ino] = true
 		err := x.open(ctx, h)
@@ -570,6 +571,9 @@ func (x *heldFiles) open(ctx context.Context, h heldHandle) error {
 	x.mu.Unlock()
 	if index {
 		f.leave = x.b.walIndexes.again(h.ino, at)
+	}
+	if f.streams != nil {
+		f.streams.left = attach.Ticks()
 	}
 	x.b.handles.put(h.fh, f)
 	a.kernelPages.Store(true)

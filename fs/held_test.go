@@ -4,11 +4,13 @@ import (
 	"context"
 	"log/slog"
 	"os"
+	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
 
 	"github.com/dsmfs/dsmfs/fs/attach"
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -53,6 +55,32 @@ func TestHandleIsHeldUntilItIsPublished(t *testing.T) {
 	b.releases.settle(t.Context())
 	if got := kept(); len(got) != 0 {
 		t.Errorf("handles %x after that", got)
+	}
+}
+
+// TestHandleIsHeldForItsProcess: the thread that has opened a versioned file may have ended when the next daemon asks which process may be storing to it.
+func TestHandleIsHeldForItsProcess(t *testing.T) {
+	b, _, _, a := lockable(t)
+	defer b.background.close()
+	defer b.releases.close()
+	mem, err := hold.Create()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.held.journal = mem.Files()
+	i, err := b.cfg.Names.SetSpec(t.Context(), dsm.Ino(a.id), "mode", "versioned")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.note(i)
+	runtime.LockOSThread() // not unlocked: the test need not have the thread of the process
+	in := fuse.OpenIn{InHeader: fuse.InHeader{NodeId: uint64(a.id), Caller: fuse.Caller{Pid: uint32(unix.Gettid())}}, Flags: uint32(os.O_RDWR)}
+	var out fuse.OpenOut
+	if st := b.Open(nil, &in, &out); !st.Ok() {
+		t.Fatal(st)
+	}
+	if got := b.held.mu.handles[out.Fh].tid; int(got) != os.Getpid() {
+		t.Errorf("the handle is held for %d, want process %d", got, os.Getpid())
 	}
 }
 

@@ -139,7 +139,7 @@ func (b *bridge) setLock(r *request, in *fuse.LkIn, wait bool) fuse.Status {
 	// Anything but a lock for writing may reduce what the owner has, and so may any change of a
 	// flock.
 	if (l.Type != locks.Write || l.Owner.Flock) && b.cfg.Locks.HasLocks(ino, l.Owner) {
-		if err := b.publishForLocks(r, a); err != nil {
+		if err := b.publishForLocks(r, a, h.write || b.storesWhole(r, a)); err != nil {
 			if r.interruptible && r.Err() != nil {
 				return fuse.EINTR
 			}
@@ -175,10 +175,14 @@ func (b *bridge) setLock(r *request, in *fuse.LkIn, wait bool) fuse.Status {
 }
 
 // publishForLocks publishes what was stored under a lock, unless the file's locks are plain. If the area was ever locked for writing on
-// this node, this includes stores to mappings, for which the kernel must be asked.
-func (b *bridge) publishForLocks(ctx context.Context, a *openArea) error {
+// this node, this includes stores to mappings, for which the kernel must be asked. Of a versioned area a program publishes only if it is storing: else half of what
+// another one is storing would be a version.
+func (b *bridge) publishForLocks(ctx context.Context, a *openArea, storing bool) error {
 	if a.spec().Locks == dsm.LocksPlain {
 		return nil
+	}
+	if a.spec().Mode == dsm.ModeVersioned && !storing {
+		return b.publishReleased(ctx, a)
 	}
 	if size, _ := a.noted(); a.writeLocked.Load() && size > 0 {
 		return b.harvestAndPublish(ctx, a)
@@ -245,7 +249,7 @@ func (b *bridge) unlocking(a *openArea, owners []locks.Owner) func() {
 		defer done()
 		ctx, cancel := b.lasting()
 		defer cancel()
-		if err := b.publishForLocks(ctx, a); err != nil {
+		if err := b.publishForLocks(ctx, a, false); err != nil {
 			b.log.Warn("publish before the locks of a closed file are given up", "area", a.id, "err", err)
 		}
 		for _, o := range owners {

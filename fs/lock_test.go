@@ -28,7 +28,7 @@ func TestUnlockLooksForStoresToMappings(t *testing.T) {
 		t.Helper()
 		before := f.fs.b.harvest.Asked()
 		a.writeLocked.Store(true)
-		if err := f.fs.b.publishForLocks(t.Context(), a); err != nil {
+		if err := f.fs.b.publishForLocks(t.Context(), a, true); err != nil {
 			t.Fatal(err)
 		}
 		if n := f.fs.b.harvest.Asked() - before; looks != (n > 0) {

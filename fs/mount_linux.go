@@ -70,6 +70,7 @@ func Mount(cfg Config) (*FS, error) {
 	}
 	b.notify.server, b.notify.locksFirst = server, locksForUnknownNames(kernelRelease())
 	b.passthrough.init(server, cfg.PassthroughOff)
+	b.device = m.Device
 	f := &FS{b: b, device: m.Device, served: make(chan struct{})}
 	if cfg.AttachSocket != "" { // before anybody can read its name in the mount
 		f.attach, err = b.newAttach()
@@ -279,15 +280,19 @@ func (f *FS) harvestAll(ctx context.Context) (open []*openArea, failed []error) 
 	for i, a := range open {
 		targets[i].Area = a
 	}
-	return open, f.b.harvest.Sync(ctx, targets)
+	failed = f.b.harvest.Sync(ctx, targets)
+	if errors.Join(failed...) != nil && f.gone(unmountRetry) {
+		return open, nil // an umount(8) has had the kernel deliver all
+	}
+	return open, failed
 }
 
-// PublishAll publishes everything that the programs of this node have stored.
+// PublishAll publishes everything that the programs of this node have stored, but of versioned files nothing while a program may store to them.
 func (f *FS) PublishAll(ctx context.Context) error {
 	open, failed := f.harvestAll(ctx)
 	results := make(chan error)
 	for _, a := range open {
-		go func() { results <- f.b.publish(ctx, a) }()
+		go func() { results <- f.b.publishReleased(ctx, a) }()
 	}
 	for range open {
 		failed = append(failed, <-results)

@@ -361,7 +361,17 @@ func (o *opens) addLocked(ctx context.Context, a *openArea, write bool) error {
 
 // release ends a handle: its stores are published, then the data plane and, at the last handle, the
 // catalog are told. The kernel does not wait for it.
-func (o *opens) release(a *openArea, write bool) { o.releaseThen(a, write, func() {}) }
+func (o *opens) release(a *openArea, write bool) {
+	o.releasing(a, write)
+	o.releaseThen(a, write, func() {})
+}
+
+// releasing comes before releaseThen, at once: the next program that opens the area may wait for what other nodes have published.
+func (o *opens) releasing(a *openArea, write bool) {
+	if write && !a.direct.on.Load() {
+		a.current().Released()
+	}
+}
 
 // releaseThen is release. It calls published when what was stored is published, and the file is still claimed.
 func (o *opens) releaseThen(a *openArea, write bool, published func()) {
@@ -375,7 +385,7 @@ func (o *opens) releaseThen(a *openArea, write bool, published func()) {
 			o.b.harvest.Forget(a)
 		}
 		ctx, cancel := o.b.lasting()
-		if err := o.b.publish(ctx, a); err != nil {
+		if err := o.b.publishReleased(ctx, a); err != nil {
 			o.b.log.Warn("stores of a closed file are not published yet", "area", a.id, "err", err)
 		}
 		o.b.keepModTime(ctx, a)

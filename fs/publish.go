@@ -2,6 +2,7 @@ package fs
 
 import (
 	"context"
+	"errors"
 
 	"github.com/dsmfs/dsmfs/fs/harvest"
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -13,10 +14,34 @@ func (b *bridge) publish(ctx context.Context, a *openArea) error {
 	return b.publishBy(ctx, a, Area.Publish)
 }
 
+// publishReleased is publish where no program waits for it, as after a close: a program may have opened the area again, and be storing. Of a versioned area what is
+// left goes with its next publish then.
+func (b *bridge) publishReleased(ctx context.Context, a *openArea) error {
+	err := b.publishBy(ctx, a, func(area Area, ctx context.Context) error {
+		published, err := area.PublishReleased(ctx)
+		if !published {
+			err = errors.Join(err, errOpenToStore)
+		}
+		return err
+	})
+	if errors.Is(err, errOpenToStore) {
+		return nil
+	}
+	return err
+}
+
+// storesWhole reports whether the program that has sent a request has a versioned area open for writing. What another one is storing is for that one to publish.
+func (b *bridge) storesWhole(r *request, a *openArea) bool {
+	return a.spec().Mode == dsm.ModeVersioned && a.programs.has(processOf(int(r.tid)))
+}
+
+// errOpenToStore is no failure: see publishReleased.
+var errOpenToStore = errors.New("programs have the area open for writing")
+
 // publishBy is publish, which how does in the data plane.
 func (b *bridge) publishBy(ctx context.Context, a *openArea, how func(Area, context.Context) error) error {
 	stored := a.stored.Load()
-	if stored == a.published.Load() && a.attached.Load() == 0 {
+	if stored == a.published.Load() && a.attached.Load() == 0 && a.spec().Mode != dsm.ModeVersioned { // of which programs may have left something
 		return nil
 	}
 	a.publishing.Add(1)
@@ -123,7 +148,7 @@ func (b *bridge) harvestAndPublish(ctx context.Context, a *openArea) error {
 		return b.publish(ctx, a)
 	}
 	known := make(chan error, 1)
-	if a.stored.Load() == a.published.Load() {
+	if a.stored.Load() == a.published.Load() || a.spec().Mode == dsm.ModeVersioned { // half of a version is not published
 		known <- nil
 	} else {
 		go func() { known <- b.publish(ctx, a) }()

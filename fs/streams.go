@@ -2,8 +2,10 @@ package fs
 
 import (
 	"context"
+	"math"
 	"time"
 
+	"github.com/dsmfs/dsmfs/fs/attach"
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/lockrank"
@@ -15,6 +17,7 @@ import (
 // thread: a thread that goes on nowhere itself may go on where another one has just ended. No thread gets an older version than before.
 type streams struct {
 	sweep func() // ends the pins of those that are idle
+	left  uint64 // the handle is of an earlier daemon: a thread that is not in the table, and began up to then, in ticks since the machine started, may be in the midst of a version
 	mu    struct {
 		lockrank.Mutex
 		of    map[uint32]*stream // by thread; while a READ is answered, it is one that goes on nowhere. nil: the handle is closed
@@ -87,6 +90,20 @@ func (s *streams) take(tid uint32, off int64) (t *stream, foreign bool, dropped 
 	}
 	s.mu.of[from] = &stream{next: nowhere, version: t.version, at: t.at}
 	return t, true, dropped
+}
+
+// lost is the version of a thread of which it is not known in which version it was reading. None has this number.
+const lost = dsm.MaxVersion
+
+// mayGoOn reports whether a thread may have read by the handle from an earlier daemon, and not from this one.
+func (s *streams) mayGoOn(tid uint32) bool {
+	if s.left == 0 {
+		return false
+	}
+	s.mu.Lock()
+	known := s.mu.of[tid] != nil
+	s.mu.Unlock()
+	return !known && attach.StartOf(int(tid)) <= s.left
 }
 
 // told ends streams of which a copy has come to the end. They are not pinned.
@@ -201,6 +218,13 @@ func (h *fileHandle) stream(ctx context.Context, area Area, tid uint32, off int6
 	if dropped != nil {
 		dropped.unpin(area)
 	}
+	if t == nil && off > 0 && h.streams.mayGoOn(tid) {
+		if t, err = h.newest(ctx, area); err != nil || t.version == area.GoesOnAt() {
+			return t, err
+		}
+		t.unpin(area)
+		t = &stream{next: off, full: off >= maxTransfer, version: lost, size: math.MaxInt64}
+	}
 	if t == nil {
 		return h.newest(ctx, area)
 	}
@@ -253,7 +277,7 @@ func (h *fileHandle) keep(area Area, tid uint32, t *stream) {
 // sweep ends the pins of threads that do not read.
 func (h *fileHandle) sweep() {
 	for _, v := range h.streams.idle() {
-		h.area.current().UnpinVersion(v)
+		h.area.current().PauseVersion(v)
 	}
 }
 

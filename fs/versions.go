@@ -56,6 +56,13 @@ func (x *versions) init(b *bridge) {
 	x.mu.byArea, x.mu.files = make(map[versionKey]uint64), make(map[uint64]*versionFile)
 }
 
+// begin has the numbers of files begin after last: an earlier daemon has given out those up to there.
+func (x *versions) begin(last uint64) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.mu.last = last
+}
+
 // with calls do with the area of an inode, which it opens if no program of this node has it open.
 func (x *versions) with(ctx context.Context, ino dsm.Ino, do func(Area) error) error {
 	if a := x.b.opens.find(dsm.AreaID(ino)); a != nil && a.handles() > 0 {

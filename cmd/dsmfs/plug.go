@@ -160,6 +160,11 @@ func (a areas) Homes(id dsm.AreaID) ([]fs.AreaHome, error) {
 // Owner implements fs.Areas.
 func (a areas) Owner(id dsm.AreaID) dsm.NodeID { return a.n.data.Owner(id) }
 
+// Reclaimed implements fs.Areas.
+func (a areas) Reclaimed(ctx context.Context, id dsm.AreaID) error {
+	return a.n.data.Reclaimed(ctx, id)
+}
+
 // Transfer implements fs.Areas.
 func (a areas) Transfer(ctx context.Context, id dsm.AreaID, to dsm.NodeID) error {
 	return a.n.data.Transfer(ctx, id, to)

@@ -182,7 +182,7 @@ func (x *attachment) end() {
 		defer cancel()
 		defer close(published)
 		if x.write {
-			if err := x.area.Publish(ctx); err != nil {
+			if err := x.area.PublishReleased(ctx); err != nil {
 				x.conn.s.log.Warn("stores of a program that has detached are not published yet", "path", x.path, "err", err)
 			}
 		}
@@ -191,8 +191,12 @@ func (x *attachment) end() {
 		case stores && x.inUse():
 			m.Background(func() {
 				x.outlast()
+				x.publishRest()
 				x.letGo()
 			})
+		case stores:
+			x.publishRest()
+			x.letGo()
 		default:
 			x.letGo()
 		}
@@ -202,6 +206,9 @@ func (x *attachment) end() {
 			<-published
 			x.serving.Wait()
 			_ = x.memory.Close() // nothing was written to it
+			if stores {
+				x.publishRest()
+			}
 			x.letGo()
 		})
 	}

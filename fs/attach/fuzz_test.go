@@ -46,6 +46,7 @@ func (yesArea) Direct() bool                                          { return f
 func (yesArea) MayAccumulate(context.Context, int64, int64) error     { return nil }
 func (yesArea) Stats() string                                         { return "" }
 func (yesArea) Publish(context.Context) error                         { return nil }
+func (yesArea) PublishReleased(context.Context) error                 { return nil }
 func (yesArea) BeginFault(int64, func()) bool                         { return false }
 func (yesArea) Fault(context.Context, int64, func()) error            { return errs.E(errs.NotExist, "fault", "") }
 func (yesAttachment) Track(Source, int64, int64) (stop func())        { return func() {} }

@@ -73,6 +73,7 @@ func (idleArea) Size() int64                               { return dsm.PageSize
 func (idleArea) Grown(context.Context, int64, int64) error { return nil }
 func (idleArea) Version() dsm.Version                      { return 1 }
 func (idleArea) Publish(context.Context) error             { return nil }
+func (idleArea) PublishReleased(context.Context) error     { return nil }
 func (idleArea) PublishNow(_ time.Duration, done func(error)) bool {
 	done(nil)
 	return true

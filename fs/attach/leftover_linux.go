@@ -60,18 +60,20 @@ func (x *attachment) outlast() {
 			return
 		}
 	}
-	if stop == nil {
-		return
+	if stop != nil {
+		stop()
 	}
-	stop()
-	x.publishRest()
 }
 
-// publishRest publishes what was stored to a mapping that was left.
+// publishRest publishes what was stored to a mapping that was left, when nobody can store to it any more.
 func (x *attachment) publishRest() {
+	if x.conn.s.cfg.Life.Err() != nil {
+		return
+	}
+	x.at.Released()
 	ctx, cancel := x.conn.s.cfg.Mount.Lasting()
 	defer cancel()
-	if err := x.area.Publish(ctx); err != nil {
+	if err := x.area.PublishReleased(ctx); err != nil {
 		x.conn.s.log.Warn("stores to what was left of a mapping are not published yet", "path", x.path, "inode", x.file, "err", err)
 	}
 }

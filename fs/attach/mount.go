@@ -58,6 +58,8 @@ type Area interface {
 	MayAccumulate(ctx context.Context, off, n int64) error
 	// Publish makes all stores made so far visible to other nodes, including stores to mappings.
 	Publish(ctx context.Context) error
+	// PublishReleased is Publish after Attachment.Released. Of a versioned area nothing is published while programs may store to it otherwise.
+	PublishReleased(ctx context.Context) error
 	// PublishNow is Publish for a goroutine that must not wait: false if it might have to. Otherwise done is called once, perhaps
 	// before PublishNow returns.
 	PublishNow(limit time.Duration, done func(error)) bool

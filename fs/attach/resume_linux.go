@@ -3,6 +3,7 @@ package attach
 import (
 	"context"
 	"fmt"
+	"math"
 	"os"
 	"strconv"
 	"strings"
@@ -158,7 +159,7 @@ func (x *attachment) leftToRead(f *os.File, start uint64) bool {
 	if pid == 0 { // it is not known which process it is
 		return true
 	}
-	if startOf(pid) != start {
+	if StartOf(pid) != start {
 		return false
 	}
 	for _, c := range x.conn.s.connections() {
@@ -262,8 +263,18 @@ func (s *Server) had(who *program, ino dsm.Ino, write bool) (Held, bool) {
 	return Held{}, false
 }
 
-// startOf returns when a process began, in the kernel's ticks; 0 if that is not known.
-func startOf(pid int) uint64 {
+// Ticks returns the time of now as StartOf has it.
+func Ticks() uint64 {
+	var t unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) != nil {
+		return math.MaxUint64
+	}
+	const perSecond = 100 // USER_HZ, on all machines that Go knows
+	return uint64(t.Nano()) / (uint64(time.Second) / perSecond)
+}
+
+// StartOf returns when a process or thread began, in the kernel's ticks; 0 if that is not known.
+func StartOf(pid int) uint64 {
 	if pid == 0 {
 		return 0
 	}

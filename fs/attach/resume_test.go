@@ -192,7 +192,7 @@ func TestAttachmentIsTakenOver(t *testing.T) {
 	for _, back := range []bool{false, true} {
 		m := newHeldMount(t)
 		mem := m.mapped(t)
-		m.kept[1], m.last = Held{Number: 1, File: heldIno, PID: os.Getpid(), Start: startOf(os.Getpid()), UID: 0, Write: true, Memory: m.inode(t)}, 1
+		m.kept[1], m.last = Held{Number: 1, File: heldIno, PID: os.Getpid(), Start: StartOf(os.Getpid()), UID: 0, Write: true, Memory: m.inode(t)}, 1
 		_, h := m.serve(t)
 		eventually(t, "nobody looks for its stores", func() bool { tracks, writes, _ := m.has(); return tracks == 1 && writes == 1 })
 		p := h.dial()
@@ -247,7 +247,7 @@ func TestTrackedWhileTheDaemonBeforeEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = unix.Close(self)
-	m.kept[1], m.last = Held{Number: 1, File: heldIno, PID: os.Getpid(), Start: startOf(os.Getpid()), Write: true, Memory: st.Ino}, 1
+	m.kept[1], m.last = Held{Number: 1, File: heldIno, PID: os.Getpid(), Start: StartOf(os.Getpid()), Write: true, Memory: st.Ino}, 1
 	_, h := m.serve(t)
 	p := h.dial()
 	r, text := p.call(header{op: opResume, arg: [4]uint64{accessWrite, uint64(heldIno), st.Ino}}, "/w")

@@ -56,7 +56,7 @@ func peer(c *net.UnixConn) (who program, pidfd *os.File, err error) {
 	if err != nil {
 		return who, nil, fmt.Errorf("who is it: %w", err)
 	}
-	who.start = startOf(who.pid)
+	who.start = StartOf(who.pid)
 	if err := unix.SetNonblock(fd, true); err != nil { // so that the runtime polls it
 		return who, nil, errors.Join(err, unix.Close(fd))
 	}
