@@ -3,6 +3,7 @@ package integration
 import (
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 
@@ -99,6 +100,18 @@ func TestVersionsAreWhole(t *testing.T) {
 	readers.whole()
 }
 
+// TestVersionsOfClosesAreWhole has a writer that opens the file again and again: what the kernel says of a close comes when the program stores again.
+func TestVersionsOfClosesAreWhole(t *testing.T) {
+	c := nodes(t, 2)
+	writer := versioned(t, c)
+	readers := readWhole(t, ways, c.Nodes()...)
+	const half, last = 100, 200
+	readers.until(last - 1)
+	writer.Must("2 %d mapping again", half)
+	writer.Must("%d %d memory again", half, last)
+	readers.whole()
+}
+
 // TestVersionsAreWholeUnderLoss loses packets in both directions.
 func TestVersionsAreWholeUnderLoss(t *testing.T) {
 	long(t)
@@ -156,6 +169,194 @@ func TestVersionsAreWholeWhileTheOwnerChanges(t *testing.T) {
 	cl := c.Node(3).Client()
 	if got := cl.Control("areas/w/owner"); got != "n1\n" {
 		t.Errorf("the owner is %q", got)
+	}
+}
+
+// TestOnePublishIsOneVersion: what has come by write(2) is not published before what is found in a mapping.
+func TestOnePublishIsOneVersion(t *testing.T) {
+	c := nodes(t, 1)
+	n := c.Node(1)
+	cl := n.Client()
+	cl.Open("w", "rw,creat").Close()
+	cl.SetXattr("w", "user.dsm.mode", "versioned")
+	cl.SetXattr("w", "user.dsm.retain", "8")
+	f := cl.Open("w", "rw")
+	f.Truncate(2 * page)
+	m := f.Map(2 * page)
+	f.Write(0, []byte("one"))
+	m.Store(page, []byte("one"))
+	m.Sync()
+	versions := func() []string {
+		t.Helper()
+		res := n.Run(limit, "ls", cl.Path(".dsm/areas/w/versions"))
+		done(t, "ls", res)
+		return strings.Fields(res.Stdout)
+	}
+	before := versions()
+	f.Write(0, []byte("two"))
+	m.Store(page, []byte("two"))
+	if err := cl.SetControl("areas/w/publish", "1"); err != nil {
+		t.Fatal(err)
+	}
+	now := versions()
+	if len(now) != len(before)+1 {
+		t.Errorf("one publish has made %d versions", len(now)-len(before))
+	}
+	v := cl.Open(".dsm/areas/w/versions/"+now[len(now)-1], "r")
+	if got := string(v.Read(0, 3)) + string(v.Read(page, 3)); got != "twotwo" {
+		t.Errorf("the version has %q", got)
+	}
+}
+
+// TestChildrenPublishNothing: a child that a program starts in the midst of a version closes what it has inherited. Who has been left a file publishes it.
+func TestChildrenPublishNothing(t *testing.T) {
+	c := nodes(t, 1)
+	n := c.Node(1)
+	cl := n.Client()
+	cl.Open("w", "rw,creat").Close()
+	cl.SetXattr("w", "user.dsm.mode", "versioned")
+	cl.SetXattr("w", "user.dsm.retain", "8")
+	python, _ := harness.Interpreter()
+	res := n.Run(limit, python, "-c", childrenOfAWriter, cl.Path("w"), cl.Path(".dsm/areas/w/versions"))
+	done(t, "python", res)
+	if got, want := strings.TrimSpace(res.Stdout), "0 0 1 1 3"; got != want {
+		t.Errorf("there are %s versions, want %s", got, want)
+	}
+}
+
+// childrenOfAWriter prints how many versions there are when a program has stored, when a child of it has ended, when it has closed the file; when it has stored again and left the file to a child, and when that has closed it.
+const childrenOfAWriter = `
+import os, subprocess, sys
+path, versions = sys.argv[1:]
+count = lambda: print(len(os.listdir(versions)), end=" ", flush=True)
+f = os.open(path, os.O_RDWR)
+os.pwrite(f, b"one", 0)
+count()
+subprocess.run(["true"], check=True)
+count()
+os.close(f)
+count()
+f = os.open(path, os.O_RDWR)
+os.pwrite(f, b"two", 0)
+child = os.fork()
+if not child:
+    os.close(f)
+    os._exit(0)
+os.waitpid(child, 0)
+count()
+begin, go = os.pipe()
+child = os.fork()
+if not child:
+    os.close(go)
+    os.read(begin, 1)
+    os.pwrite(f, b"six", 4)
+    os.close(f)
+    os._exit(0)
+os.close(f)
+os.close(go)
+os.waitpid(child, 0)
+count()
+`
+
+// TestOthersPublishNothing: programs that read, and what a program does that opens a file, maps it and closes one of two descriptors, publish nothing of what a program is storing.
+func TestOthersPublishNothing(t *testing.T) {
+	c := nodes(t, 1)
+	n := c.Node(1)
+	cl := n.Client()
+	cl.Open("w", "rw,creat").Close()
+	cl.SetXattr("w", "user.dsm.mode", "versioned")
+	cl.SetXattr("w", "user.dsm.retain", "64")
+	python, _ := harness.Interpreter()
+	res := n.Run(limit, python, "-c", othersOfAWriter, cl.Path("w"), cl.Path(".dsm/areas/w/versions"))
+	done(t, "python", res)
+	if got := strings.TrimSpace(res.Stdout); got != "" {
+		t.Errorf("versions were made: %s", got)
+	}
+}
+
+// othersOfAWriter prints what others have done to a file that has made a version.
+const othersOfAWriter = `
+import ctypes, mmap, os, subprocess, sys
+path, versions = sys.argv[1:]
+READER = '''
+import fcntl, os, sys
+path, what = sys.argv[1:]
+f = os.open(path, os.O_RDONLY)
+if what == "fsync":
+    os.fsync(f)
+elif what == "flock":
+    fcntl.flock(f, fcntl.LOCK_SH)
+    fcntl.flock(f, fcntl.LOCK_UN)
+    fcntl.flock(f, fcntl.LOCK_SH)
+elif what == "lockf":
+    fcntl.lockf(f, fcntl.LOCK_SH)
+    fcntl.lockf(f, fcntl.LOCK_UN)
+    fcntl.lockf(f, fcntl.LOCK_SH)
+elif what == "utime":
+    os.utime(path, (1, 1))
+os.close(f)
+'''
+count = lambda: len(os.listdir(versions))
+def others(what):
+    for act in "nothing", "fsync", "flock", "lockf", "utime":
+        os.pwrite(f, (what + act).encode(), 0)
+        before = count()
+        subprocess.run([sys.executable, "-c", READER, path, act], check=True)
+        if count() != before:
+            print(what, act)
+f = os.open(path, os.O_RDWR)
+os.ftruncate(f, 4096)
+os.fsync(f)
+others("one descriptor")
+g, f = f, os.dup(f)
+os.close(g)
+others("one of two")
+m = mmap.mmap(f, 4096)
+others("a mapping")
+m.close()
+os.close(f)
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+f = os.open(path, os.O_RDWR)
+at = libc.mmap(None, 4096, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, f, 0)
+begin, go = os.pipe()
+child = os.fork()
+if not child:
+    os.close(go)
+    os.read(begin, 1)
+    os.close(f)
+    os._exit(0)
+os.close(f)
+ctypes.memmove(at, b"left", 4)
+before = count()
+os.close(go)
+os.waitpid(child, 0)
+if count() != before:
+    print("a mapping without a descriptor")
+`
+
+// TestWhatIsLeftGoesWithTheNextClose: a program has another file open when one that has attached it is killed, and publishes nothing. What that one had stored is a version when the first closes the file.
+func TestWhatIsLeftGoesWithTheNextClose(t *testing.T) {
+	c := nodes(t, 1)
+	n := c.Node(1)
+	cl := n.Client()
+	cl.Open("w", "rw,creat").Close()
+	cl.SetXattr("w", "user.dsm.mode", "versioned")
+	f := cl.Open("w", "rw")
+	f.Truncate(page)
+	f.Write(0, []byte("one"))
+	f.Sync()
+	python, _ := harness.Interpreter()
+	root, err := harness.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	res := n.Run(limit, "env", "PYTHONPATH="+filepath.Join(root, "pybind"), python, "-c", "import dsmfs, os, sys\nw = dsmfs.open(sys.argv[1], 'r+', dtype='u1', plane='memory')\nw.array[:3] = list(b'two')\nos._exit(0)", cl.Path("w"))
+	done(t, "python", res)
+	f.Close()
+	if got := string(cl.Open("w", "r").Read(0, 3)); got != "two" {
+		t.Errorf("the newest version has %q, want what was left", got)
 	}
 }
 

@@ -85,7 +85,6 @@ func TestMountHasEverything(t *testing.T) {
 		}
 	}
 	for what, use := range map[string]use{
-		"versioned": written("user.dsm.mode", "versioned"),
 		"versioned, attached": func(t *testing.T, n *harness.Node, c *harness.Client) *harness.File {
 			c.SetXattr("f", "user.dsm.mode", "versioned")
 			f := c.Open("f", "r")
@@ -181,7 +180,7 @@ func TestMemberThatEndsWithItsDaemon(t *testing.T) {
 	n := c.Node(2)
 	here := n.Client()
 	here.Must("close %d", here.Open("f", "rw,creat").FD)
-	here.SetXattr("f", "user.dsm.mode", "versioned")
+	here.SetXattr("f", "user.dsm.residency", "demand")
 	here.Open("f", "rw").Write(0, []byte("abc"))
 	if !harness.Eventually(limit, func() bool { return says(n, "the cluster knows that no daemon follows") }) {
 		t.Fatal("the cluster does not know")

@@ -44,6 +44,10 @@ func newWorkload(kind string) workload {
 		return new(owner)
 	case "attached":
 		return new(attached)
+	case "publishes":
+		return new(publishes)
+	case "follows":
+		return new(follows)
 	case "looksAtAdded":
 		return looksAtAdded{}
 	case "looksAtJoined":
