@@ -272,14 +272,7 @@ func (f *fills) fill(r *fillRun, v *dsm.View, slots []dsm.Slot) {
 }
 
 // later runs a task until the node is closed.
-func (f *fills) later(task func()) {
-	h := &f.node.handovers
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.ctx.Err() == nil {
-		h.wg.Go(task)
-	}
-}
+func (f *fills) later(task func()) { f.node.handovers.later(task) }
 
 // aliveLocked reports whether some slot of a fill is still to be filled.
 func (f *fills) aliveLocked(to dsm.NodeID, fill uint64) bool {

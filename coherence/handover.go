@@ -349,14 +349,18 @@ func (h *handovers) extent(from dsm.NodeID, m *wire.HandoverExtent, payload []by
 	return nil
 }
 
-// sendLater sends an ack after a while. The ack asks for the extent to be sent again; there is no memory for it now.
-func (h *handovers) sendLater(to dsm.NodeID, ack *wire.HandoverAck) {
+// later runs a task, which may last until the node is closed. It does nothing if that is so already.
+func (h *handovers) later(task func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.ctx.Err() != nil {
-		return
+	if h.ctx.Err() == nil {
+		h.wg.Go(task)
 	}
-	h.wg.Go(func() {
+}
+
+// sendLater sends an ack after a while. The ack asks for the extent to be sent again; there is no memory for it now.
+func (h *handovers) sendLater(to dsm.NodeID, ack *wire.HandoverAck) {
+	h.later(func() {
 		select {
 		case <-time.After(memoryRetry):
 			h.node.cfg.Sender.Send(to, ack, nil, false)
@@ -435,15 +439,11 @@ func (h *handovers) done(from dsm.NodeID, m *wire.HandoverDone) error {
 			a.unparkLocked()
 		})
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.ctx.Err() == nil {
-		h.wg.Go(func() {
-			h.tell("slots that are here", len(ready), func(ctx context.Context) error {
-				return h.node.cfg.View.SlotsReady(ctx, ready, v.Epoch)
-			})
+	h.later(func() {
+		h.tell("slots that are here", len(ready), func(ctx context.Context) error {
+			return h.node.cfg.View.SlotsReady(ctx, ready, v.Epoch)
 		})
-	}
+	})
 	return nil
 }
 

@@ -121,12 +121,7 @@ func (a *Area) leftPublished(ctx context.Context) error {
 
 // publishLeft publishes what is left of a closed versioned area.
 func (h *handovers) publishLeft(a *Area) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.ctx.Err() != nil {
-		return
-	}
-	h.wg.Go(func() {
+	h.later(func() {
 		ctx, cancel := context.WithTimeout(h.ctx, publishLeftTimeout)
 		defer cancel()
 		if _, err := a.publishLeft(ctx); err != nil {

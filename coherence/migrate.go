@@ -115,12 +115,7 @@ func (a *Area) publishedByLocked(from dsm.NodeID, e dsm.ExtentIndex) {
 
 // askToMove asks the catalog to move an area to another node.
 func (h *handovers) askToMove(a *Area, to dsm.NodeID, patience uint8, e dsm.Epoch) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.ctx.Err() != nil {
-		return
-	}
-	h.wg.Go(func() {
+	h.later(func() {
 		ctx, cancel := context.WithTimeout(h.ctx, 10*time.Second)
 		err := h.node.cfg.View.MoveArea(ctx, a.id, to, patience, e)
 		cancel()

@@ -170,12 +170,7 @@ const (
 // give publishes what is left of an area, and has the catalog make the other node its owner. Whether a change of the catalog happened is not
 // known after every error; it is asked for again until that is.
 func (h *handovers) give(a *Area, g *giving) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.ctx.Err() != nil {
-		return
-	}
-	h.wg.Go(func() {
+	h.later(func() {
 		ctx, cancel := context.WithTimeout(h.ctx, giveTimeout)
 		err := a.Publish(ctx)
 		cancel()
@@ -230,12 +225,7 @@ func (a *Area) homeTakeLocked(from dsm.NodeID, m *wire.Take) {
 
 // giveWhenClosed waits a while for the programs that have the area open for writing: a close reaches this node after it has returned.
 func (h *handovers) giveWhenClosed(a *Area, q asked, to dsm.NodeID) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.ctx.Err() != nil {
-		return
-	}
-	h.wg.Go(func() {
+	h.later(func() {
 		ctx, cancel := context.WithTimeout(h.ctx, h.node.closePatience)
 		defer cancel()
 		_ = a.await(ctx, "transfer", func() bool { return a.foreignLocked() != nil || a.storersLocked() == 0 }) // if not, the answer says so

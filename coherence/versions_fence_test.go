@@ -27,6 +27,27 @@ func newBackedCase(t *testing.T) (ownCase, *simNode) {
 	return c, n
 }
 
+// newHeldCase is newBackedCase with an owner that is held, and has the area open to write only.
+func newHeldCase(t *testing.T) (ownCase, *simNode) {
+	t.Helper()
+	c := ownCase{newSim(t, 1, 3, dsm.Inode{Size: 4 * dsm.PageSize, Spec: dsm.Spec{Mode: dsm.ModeVersioned}})}
+	c.withBackups(2, true)
+	n := c.nodes[0]
+	n.hold()
+	for _, o := range c.nodes {
+		o.find()
+		if o != n {
+			o.openReader()
+		}
+		c.calm()
+	}
+	if err := c.opens(n); err != nil {
+		t.Fatal(err)
+	}
+	c.publishes(n, 0, 1)
+	return c, n
+}
+
 // ousts has the owner be evicted, and returns the node that owns the area then.
 func (c ownCase) ousts(n *simNode, left ...string) (next *simNode) {
 	c.isEvicted(n)
@@ -194,21 +215,7 @@ func TestFencedWithAPartUnderWay(t *testing.T) {
 // daemon is killed as well.
 func TestFencedBeforeHandlesAreOpen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := ownCase{newSim(t, 1, 3, dsm.Inode{Size: 4 * dsm.PageSize, Spec: dsm.Spec{Mode: dsm.ModeVersioned}})}
-		c.withBackups(2, true)
-		n := c.nodes[0]
-		n.hold()
-		for _, o := range c.nodes {
-			o.find()
-			if o != n {
-				o.openReader()
-			}
-			c.calm()
-		}
-		if err := c.opens(n); err != nil {
-			t.Fatal(err)
-		}
-		c.publishes(n, 0, 1)
+		c, n := newHeldCase(t)
 		c.stores(n, 0, 2)
 		n.node.isKilled()
 		c.mu.Lock()
@@ -314,21 +321,7 @@ func (c ownCase) reads(n *simNode) dsm.Version {
 // open for writing and has published, before the kill.
 func evictedDaemon(t *testing.T, do func(c ownCase, n *simNode)) (ownCase, *simNode) {
 	t.Helper()
-	c := ownCase{newSim(t, 1, 3, dsm.Inode{Size: 4 * dsm.PageSize, Spec: dsm.Spec{Mode: dsm.ModeVersioned}})}
-	c.withBackups(2, true)
-	n := c.nodes[0]
-	n.hold()
-	for _, o := range c.nodes {
-		o.find()
-		if o != n {
-			o.openReader()
-		}
-		c.calm()
-	}
-	if err := c.opens(n); err != nil {
-		t.Fatal(err)
-	}
-	c.publishes(n, 0, 1)
+	c, n := newHeldCase(t)
 	do(c, n)
 	dead := func(is bool) {
 		c.mu.Lock()

@@ -245,12 +245,7 @@ func (a *Area) reclaimLocked() {
 
 // reclaim takes the area back. Meanwhile opens for writing wait.
 func (h *handovers) reclaim(a *Area) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.ctx.Err() != nil {
-		return
-	}
-	h.wg.Go(func() {
+	h.later(func() {
 		ctx, cancel := context.WithTimeout(h.ctx, giveTimeout)
 		err := a.transfer(ctx, h.node.cfg.Self)
 		cancel()

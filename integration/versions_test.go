@@ -172,14 +172,19 @@ func TestVersionsAreWholeWhileTheOwnerChanges(t *testing.T) {
 	}
 }
 
+// keepsVersions makes an empty versioned file of which many versions are kept.
+func keepsVersions(cl *harness.Client, name string) {
+	cl.Open(name, "rw,creat").Close()
+	cl.SetXattr(name, "user.dsm.mode", "versioned")
+	cl.SetXattr(name, "user.dsm.retain", "8")
+}
+
 // TestOnePublishIsOneVersion: what has come by write(2) is not published before what is found in a mapping.
 func TestOnePublishIsOneVersion(t *testing.T) {
 	c := nodes(t, 1)
 	n := c.Node(1)
 	cl := n.Client()
-	cl.Open("w", "rw,creat").Close()
-	cl.SetXattr("w", "user.dsm.mode", "versioned")
-	cl.SetXattr("w", "user.dsm.retain", "8")
+	keepsVersions(cl, "w")
 	f := cl.Open("w", "rw")
 	f.Truncate(2 * page)
 	m := f.Map(2 * page)
@@ -213,9 +218,7 @@ func TestChildrenPublishNothing(t *testing.T) {
 	c := nodes(t, 1)
 	n := c.Node(1)
 	cl := n.Client()
-	cl.Open("w", "rw,creat").Close()
-	cl.SetXattr("w", "user.dsm.mode", "versioned")
-	cl.SetXattr("w", "user.dsm.retain", "8")
+	keepsVersions(cl, "w")
 	python, _ := harness.Interpreter()
 	res := n.Run(limit, python, "-c", childrenOfAWriter, cl.Path("w"), cl.Path(".dsm/areas/w/versions"))
 	done(t, "python", res)
