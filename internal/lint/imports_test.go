@@ -12,7 +12,7 @@ import (
 // may import a and b. "NONE" is the standard library and golang.org/x/sys.
 const imports = `
 	NONE
-	< internal/dsm internal/invariants internal/lockrank internal/lint internal/mountinfo internal/spread internal/hold;
+	< internal/dsm internal/invariants internal/lockrank internal/lint internal/mountinfo internal/procs internal/spread internal/hold;
 
 	internal/dsm
 	< internal/errs;
@@ -83,7 +83,7 @@ const imports = `
 	internal/errs internal/lockrank
 	< fs/control;
 
-	internal/uffd internal/child internal/head fs/errno
+	internal/uffd internal/child internal/head internal/procs fs/errno
 	< fs/attach;
 
 	fs/attach fs/control fs/harvest internal/mountinfo
