@@ -215,17 +215,26 @@ func (a *Area) leaveLocked(t *Attachment) {
 func (t *Attachment) Own() bool { return t.draft != nil }
 
 // Released is Area.Released for a program that has attached for writing: none of its mappings is for storing any more. Detach follows.
-func (t *Attachment) Released() {
-	if t.draft == nil {
-		t.area.Released()
-		return
-	}
+func (t *Attachment) Released() { t.ends(func() {}) }
+
+// Killed is Area.Killed likewise.
+func (t *Attachment) Killed() { t.ends(t.area.killedLocked) }
+
+// ends says that the program stores no more, and calls also in the same step.
+func (t *Attachment) ends(also func()) {
 	t.area.step(func() {
-		t.released = true
-		t.draft.storesLocked(-1)
-		t.area.mu.wake = true
+		if t.draft == nil {
+			t.area.releasedLocked()
+		} else {
+			t.released = true
+			t.draft.storesLocked(-1)
+			t.area.mu.wake = true
+		}
+		also()
 	})
-	t.area.follow(t.draft)
+	if t.draft != nil {
+		t.area.follow(t.draft)
+	}
 }
 
 // Detach ends the attachment. The caller has called the stop function of every Track before.

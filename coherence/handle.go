@@ -101,12 +101,26 @@ func (a *Area) endWritingLocked() {
 // Released says that no more stores come through a handle for writing. Close follows, perhaps much later, because it publishes first.
 // Where updates enter memory in sync calls only, the handle does not keep them out of memory any more. So the next program that opens
 // the area sees what other nodes have published, and need not wait for that Close.
-func (a *Area) Released() {
+func (a *Area) Released() { a.step(a.releasedLocked) }
+
+func (a *Area) releasedLocked() {
+	a.mu.replica.released++
+	a.mu.wake = true
+	a.replicaOnRequestChangedLocked()
+}
+
+// Killed is Released for a program that was killed. It may have been in the midst of a version of a versioned area: PublishReleased takes back what it has stored and not published, and keeps that as conflicts. If other programs
+// may store to the area nobody knows whose stores are whose, and all go with their next publish.
+func (a *Area) Killed() {
 	a.step(func() {
-		a.mu.replica.released++
-		a.mu.wake = true
-		a.replicaOnRequestChangedLocked()
+		a.releasedLocked()
+		a.killedLocked()
 	})
+}
+
+// killedLocked has what is left be taken back, if nobody may store to it. It is called in the step in which the program is counted as gone.
+func (a *Area) killedLocked() {
+	a.mu.whole.killed = a.mu.whole.killed || a.versionedLocked() && !a.storesLocked()
 }
 
 // Close ends a handle. The replica stays for a while after the last one: see lingerLocked.

@@ -88,6 +88,26 @@ func (a *Area) PublishReleased(ctx context.Context) (published bool, err error) 
 	return a.publishLeft(ctx)
 }
 
+// takeBackLeft takes back what a program has left that was killed.
+func (a *Area) takeBackLeft(ctx context.Context) error {
+	a.step(a.abandonLocked)
+	if err := a.await(ctx, "take back", func() bool { return a.mu.replica.contribution == nil }); err != nil {
+		return err
+	}
+	a.step(func() {
+		a.mu.whole.killed = false
+		if a.forfeitDirtyLocked() {
+			a.tellOfConflictsLocked("a program was killed that had stored to a versioned area: what it had not published is not published")
+		}
+	})
+	return nil
+}
+
+// storesLocked reports whether a program may store to the area.
+func (a *Area) storesLocked() bool {
+	return a.storersLocked() > 0 || slices.ContainsFunc(a.mu.drafts, func(d *draft) bool { return d.writers > 0 })
+}
+
 // publishBy is publishVersion for a program that stores, and publishLeft for others: half of what a program is storing would be a version.
 func (a *Area) publishBy(ctx context.Context, storing bool) (err error) {
 	if storing {
@@ -100,7 +120,7 @@ func (a *Area) publishBy(ctx context.Context, storing bool) (err error) {
 // publishLeft publishes what programs have left of a versioned area, unless one may still store to it. An open for writing waits for that.
 func (a *Area) publishLeft(ctx context.Context) (published bool, err error) {
 	a.step(func() {
-		if published = a.storersLocked() == 0 && !slices.ContainsFunc(a.mu.drafts, func(d *draft) bool { return d.writers > 0 }); published {
+		if published = !a.storesLocked(); published {
 			a.mu.whole.leaving++
 		}
 	})

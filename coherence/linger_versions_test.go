@@ -132,3 +132,56 @@ func TestLeftIsPublishedWhileProgramsRead(t *testing.T) {
 		}
 	})
 }
+
+// TestKilledProgramPublishesNothing: what a program has stored since its last publish is taken back when it is killed, and kept as conflicts. If another program may store, it is not known whose stores are whose.
+func TestKilledProgramPublishesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, n := newBackedCase(t)
+		newest := func() string {
+			v := n.area.Versions()
+			return n.byteOf(v[len(v)-1].Version, 0) + n.byteOf(v[len(v)-1].Version, dsm.PageSize)
+		}
+		dies := func() {
+			t.Helper()
+			n.area.Killed()
+			if err := c.does(n, func(ctx context.Context) error {
+				_, err := n.area.PublishReleased(ctx)
+				return err
+			}); err != nil {
+				t.Fatal(err)
+			}
+			n.area.Close(true)
+			c.calm()
+		}
+		if err := c.opens(n); err != nil {
+			t.Fatal(err)
+		}
+		c.stores(n, 0, 7)
+		dies() // another program has it open
+		c.publishes(n, dsm.PageSize, 7)
+		if got := newest(); got != "77" {
+			t.Errorf("the newest version has %s, want 77", got)
+		}
+		c.stores(n, 0, 8)
+		dies()
+		n.area.node.cfg.Linger = time.Second
+		n.openReader()
+		c.calm()
+		if got := newest(); got != "77" {
+			t.Errorf("the newest version has %s, want 77: a program was killed in the midst of the next", got)
+		}
+		if got := n.area.mu.mem.Working(0)[0]; got != 7 {
+			t.Errorf("programs see %d, want 7", got)
+		}
+		if !n.keeps(0) {
+			t.Error("what was stored is not kept as a conflict")
+		}
+		if err := c.opens(n); err != nil {
+			t.Fatal(err)
+		}
+		c.publishes(n, dsm.PageSize, 9)
+		if got := newest(); got != "79" {
+			t.Errorf("the newest version has %s, want 79", got)
+		}
+	})
+}

@@ -25,8 +25,14 @@ func (a *Area) publishVersion(ctx context.Context) error {
 	}
 	defer a.step(a.versionPublishedLocked)
 	a.collect()
-	unowned, forfeits := false, uint8(0)
-	a.note(func() { forfeits, unowned = a.mu.owning.forfeits, a.mu.own == 0 && a.mu.replica.writers > 0 })
+	unowned, killed, forfeits := false, false, uint8(0)
+	a.note(func() {
+		forfeits, unowned = a.mu.owning.forfeits, a.mu.own == 0 && a.mu.replica.writers > 0
+		killed = a.mu.whole.killed && !a.mu.whole.halved // else the program was publishing when the daemon was killed, too
+	})
+	if killed {
+		return a.takeBackLeft(ctx)
+	}
 	if unowned { // programs had it open for writing before it became versioned
 		if err := a.own(ctx); err != nil && !errs.Is(err, errs.Access) {
 			return err

@@ -151,8 +151,16 @@ func (p *simProgram) Arm() error { return nil }
 
 // leaveAttached ends an attached program, and what it asks for. Its process may go on to read.
 func (n *simNode) leaveAttached(prog *simProgram) {
-	if n.entering != nil || n.marking != nil && n.marking.prog == prog && !n.endMark() {
+	if n.entering != nil {
 		return
+	}
+	killed := false
+	if m := n.marking; m != nil && m.prog == prog {
+		if killed = n.writer == nil && n.sim.rng.IntN(2) == 0; killed {
+			n.marking = nil
+		} else if !n.endMark() {
+			return
+		}
 	}
 	n.giveUpFor(prog)
 	n.attached = slices.DeleteFunc(n.attached, func(o *simProgram) bool { return o == prog })
@@ -161,9 +169,13 @@ func (n *simNode) leaveAttached(prog *simProgram) {
 	}
 	n.lastClose()
 	prog.untrack()
-	if n.sim.whole && n.sim.rng.IntN(2) == 0 { // the daemon goes on, and the program too
+	if killed || n.sim.whole && n.sim.rng.IntN(2) == 0 { // the daemon goes on, and the program too
 		at, area := prog.at, n.area
-		at.Released()
+		if killed {
+			at.Killed()
+		} else {
+			at.Released()
+		}
 		n.publishReleased(func() {
 			at.Detach()
 			area.Close(false)

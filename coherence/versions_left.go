@@ -292,7 +292,17 @@ func (a *Area) ownToStore(ctx context.Context) error {
 	if err := a.reclaimed(ctx); err != nil {
 		return err
 	}
-	return a.own(ctx)
+	if err := a.own(ctx); err != nil {
+		return err
+	}
+	killed := false
+	a.note(func() { killed = a.mu.whole.killed })
+	if killed { // first: else it would be part of what this program publishes
+		if _, err := a.publishLeft(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Reclaimed returns when a versioned area that this node owned when the daemon before was killed is its own again, or cannot be.

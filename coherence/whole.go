@@ -35,7 +35,7 @@ type whole struct {
 	stage    stage
 	id       dsm.RoundID // of the version that is being published; none if Group is 0
 	serial   bool        // publishVersion is at work
-	leaving  uint32      // what is left of the area is being published: see publishLeft
+	killed   bool        // what is left is taken back: see Area.Killed
 	waiting  bool        // a subscriber waits for room to begin a batch
 	roomier  bool        // a batch has ended since: see pumpWaitingLocked
 	taking   bool        // this node is receiving the home's bytes, and has pinned the version was
@@ -44,6 +44,7 @@ type whole struct {
 	pinned   bool        // a shrink has pinned the newest version, pinnedAt
 	changing bool        // this step changes published bytes, or has made a version: see toldKeepLocked
 	halved   bool        // the daemon before was killed while published bytes changed: perhaps they are of several versions
+	leaving  uint32      // what is left of the area is being published: see publishLeft
 	paused   dsm.Version // programs may be in the midst of it, or of a newer one, though it is not pinned; 0: of none
 	was      dsm.Version // the newest before
 	replica  dsm.Version // the newest version that the replica has, which on the home's node has a base of its own

@@ -49,6 +49,8 @@ type Area interface {
 	Close(write bool)
 	// Released says that no more stores come by a handle for writing; Close follows.
 	Released()
+	// Killed is Released for a program that was killed: of a versioned area PublishReleased publishes nothing of what it has not published.
+	Killed()
 	// ReadAt fills p for the kernel's page cache, which is told of later changes.
 	// It may fetch, and ends with errs.Timeout when ctx does. n is short at the end
 	// of the area: the kernel then takes what it read for the whole file.
@@ -193,6 +195,8 @@ type Attachment interface {
 	Unwatch(l *head.Line)
 	// Released says that the program cannot store any more; Detach follows.
 	Released()
+	// Killed is Released for a program that was killed: of a versioned area PublishReleased publishes nothing of what it has not published.
+	Killed()
 	// Detach ends it, before Area.Close.
 	Detach()
 }

@@ -206,6 +206,7 @@ type fileHandle struct {
 	owners  lockOwners
 	program int          // that opened it to write; a thread where that is enough
 	leave   func()       // lets go of the index of a write-ahead log; or nil
+	opener  opener       // likewise, of a versioned area
 	given   atomic.Bool  // that process has closed a descriptor of it: see closedByChild
 	flushed atomic.Int64 // when a descriptor of it was closed last, in nanoseconds; 0: never
 }

@@ -70,8 +70,9 @@ type fakeArea struct {
 	// attach is Attach; nil: it is refused.
 	attach func() (*os.File, error)
 	// onSync is called by Sync, without mu.
-	onSync func()
-	lasts  int // calls of PublishLast
+	onSync    func()
+	lasts     int // calls of PublishLast
+	abandoned int
 	// stall, if not nil, is waited for by Sync, Publish and Acquire, whose context is sent to stalled.
 	stall   chan struct{}
 	stalled chan context.Context
@@ -359,6 +360,8 @@ func (a *fakeArea) PublishLast(ctx context.Context) error {
 	return a.Publish(ctx)
 }
 
+func (a *fakeArea) Killed() { a.update(func() { a.abandoned++ }) }
+
 func (a *fakeArea) PublishReleased(ctx context.Context) (bool, error) { return true, a.Publish(ctx) }
 
 func (a *fakeArea) Acquire(ctx context.Context, _ bool) error {
@@ -453,6 +456,7 @@ func (fakeAttachment) Unwatch(*head.Line)                        {}
 func (fakeAttachment) Memory() (*os.File, error)                 { return nil, errs.E(errs.NotExist, "memory", "") }
 func (fakeAttachment) Ready(context.Context) error               { return nil }
 func (fakeAttachment) Own() bool                                 { return false }
+func (fakeAttachment) Killed()                                   {}
 func (fakeAttachment) Released()                                 {}
 func (fakeAttachment) Detach()                                   {}
 func (fakeAttachment) Track(Source, int64, int64) func()         { return func() {} }

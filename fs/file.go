@@ -70,6 +70,9 @@ func (b *bridge) newHandle(a *openArea, tid, flags uint32, out *fuse.OpenOut) *f
 		if h.program = int(tid); a.spec().AppliesInSync() || a.spec().Mode == dsm.ModeVersioned {
 			h.program = processOf(h.program) // now, because the thread may end
 		}
+		if a.spec().Mode == dsm.ModeVersioned {
+			h.opener.is(h.program)
+		}
 		a.programs.enter(h.program, false)
 		b.warnOfSums(a)
 	}
@@ -301,6 +304,7 @@ func (b *bridge) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 	var err, kept error
 	switch {
 	case b.closedByChild(h, int(in.Pid)): // Release publishes if nothing else does
+	case h.opener.killed() && processOf(int(in.Pid)) == h.program: // in the midst of a version, perhaps: Release has it taken back
 	case h.write:
 		err = b.publishBy(r, h.area, Area.PublishLast) // after an fsync that timed out it does not wait again
 		kept = err
@@ -370,7 +374,8 @@ func (b *bridge) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 	if h.write {
 		h.area.programs.leave(h.program, false)
 	}
-	b.opens.releasing(h.area, h.write)
+	b.opens.releasing(h.area, h.write, h.opener.killed())
+	h.opener.forget()
 	h.endStreams()
 	unlock := b.unlockReleased(h)
 	b.releases.run(func() {

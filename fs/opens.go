@@ -362,13 +362,17 @@ func (o *opens) addLocked(ctx context.Context, a *openArea, write bool) error {
 // release ends a handle: its stores are published, then the data plane and, at the last handle, the
 // catalog are told. The kernel does not wait for it.
 func (o *opens) release(a *openArea, write bool) {
-	o.releasing(a, write)
+	o.releasing(a, write, false)
 	o.releaseThen(a, write, func() {})
 }
 
 // releasing comes before releaseThen, at once: the next program that opens the area may wait for what other nodes have published.
-func (o *opens) releasing(a *openArea, write bool) {
-	if write && !a.direct.on.Load() {
+func (o *opens) releasing(a *openArea, write, killed bool) {
+	switch {
+	case !write || a.direct.on.Load():
+	case killed:
+		a.current().Killed()
+	default:
 		a.current().Released()
 	}
 }

@@ -173,7 +173,7 @@ func (x *attachment) end() {
 	}
 	stores := x.write && (x.memory != nil || x.inUse())
 	if x.write && !stores {
-		x.at.Released() // at once: what the process reads next is to have what others have published
+		x.released() // at once: what the process reads next is to have what others have published
 	}
 	m := x.conn.s.cfg.Mount
 	published := make(chan struct{})
@@ -211,6 +211,15 @@ func (x *attachment) end() {
 			}
 			x.letGo()
 		})
+	}
+}
+
+// released says that the program cannot store any more.
+func (x *attachment) released() {
+	if x.conn.killed.Load() {
+		x.at.Killed()
+	} else {
+		x.at.Released()
 	}
 }
 

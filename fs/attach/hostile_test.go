@@ -62,6 +62,7 @@ func (idleArea) Attach(context.Context, int, bool) (Attachment, *os.File, error)
 type idleAttachment struct{ Attachment }
 
 func (idleAttachment) Released() {}
+func (idleAttachment) Killed()   {}
 func (idleAttachment) Detach()   {}
 
 func (idleAttachment) Memory() (*os.File, error) { return nil, errs.E(errs.NotExist, "memory", "") }

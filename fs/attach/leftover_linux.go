@@ -70,7 +70,7 @@ func (x *attachment) publishRest() {
 	if x.conn.s.cfg.Life.Err() != nil {
 		return
 	}
-	x.at.Released()
+	x.released()
 	ctx, cancel := x.conn.s.cfg.Mount.Lasting()
 	defer cancel()
 	if err := x.area.PublishReleased(ctx); err != nil {

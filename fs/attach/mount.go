@@ -100,6 +100,8 @@ type Attachment interface {
 	Memory() (*os.File, error)
 	// Released says that the program cannot store any more. Detach follows, when its last stores are published.
 	Released()
+	// Killed is Released for a program that was killed.
+	Killed()
 	Detach()
 }
 

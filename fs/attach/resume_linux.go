@@ -13,6 +13,7 @@ import (
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/procs"
 	"github.com/dsmfs/dsmfs/internal/uffd"
 )
 
@@ -107,6 +108,9 @@ func (s *Server) adopt(ctx context.Context, h Held) (*attachment, error) {
 		return nil, err
 	}
 	a := &conn{s: s, who: program{dsm.Credentials{UID: h.UID}, h.PID, h.Start}}
+	if a.process, err = procs.Open(h.PID); err != nil || StartOf(h.PID) != h.Start {
+		a.killed.Store(true) // or it has ended: nobody knows
+	}
 	x := &attachment{conn: a, area: area, at: at, write: h.Write, file: h.File, held: h.Number}
 	x.mu.Init("attach.attachment")
 	x.dev, x.ino, err = identity(f)
@@ -138,6 +142,12 @@ func (x *attachment) abide(start uint64) {
 	left := func() bool { return x.leftToRead(f, start) }
 	if x.write {
 		defer x.publishRest()
+		defer func() {
+			if x.conn.process.Killed() {
+				x.conn.killed.Store(true)
+			}
+			x.conn.process.Close()
+		}()
 		defer x.at.Track(nil, 0, 1<<62)()
 		left = func() bool { return x.left(f) }
 	}

@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/dsmfs/dsmfs/fs/errno"
@@ -19,6 +20,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/head"
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 	"github.com/dsmfs/dsmfs/internal/loop"
+	"github.com/dsmfs/dsmfs/internal/procs"
 	"github.com/dsmfs/dsmfs/internal/uffd"
 	"golang.org/x/sys/unix"
 )
@@ -76,10 +78,13 @@ type conn struct {
 	who   program
 	user  *user
 	pidfd *os.File
-	ctx   context.Context // ends with the connection
-	end   context.CancelFunc
-	slots chan struct{} // has one token for each request that runs
-	waits chan struct{} // has one token for each WAIT
+	// killed says that the process was: what it has not published of versioned files is not published. It is set before the attachments end.
+	killed  atomic.Bool
+	process *procs.Process  // of one that was attached when the daemon before was killed
+	ctx     context.Context // ends with the connection
+	end     context.CancelFunc
+	slots   chan struct{} // has one token for each request that runs
+	waits   chan struct{} // has one token for each WAIT
 
 	looped *loop.Conn // conn, or nil if there were no descriptors for that
 	buf    []byte     // of the packet that is read
@@ -272,6 +277,9 @@ func (s *Server) serve(a *conn) {
 		})
 	}
 	a.close()
+	if raw, err := a.pidfd.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) { a.killed.Store(procs.Killed(a.who.pid, int(fd))) }) // else it is closed
+	}
 	_ = a.pidfd.Close() // ends AwaitExit
 	running.Wait()
 	a.leaveAll()
