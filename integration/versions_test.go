@@ -1,6 +1,8 @@
 package integration
 
 import (
+	"bytes"
+	"fmt"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -360,6 +362,50 @@ func TestWhatIsLeftGoesWithTheNextClose(t *testing.T) {
 	f.Close()
 	if got := string(cl.Open("w", "r").Read(0, 3)); got != "two" {
 		t.Errorf("the newest version has %q, want what was left", got)
+	}
+}
+
+// TestKilledWriters: a program that is killed in the midst of a version has published nothing of it. What it had stored is kept as conflicts, and programs see the version before. One that exits has closed the file.
+func TestKilledWriters(t *testing.T) {
+	c := nodes(t, 1)
+	n := c.Node(1)
+	needNumPy(t)
+	cl := n.Client()
+	for _, how := range []string{"write", "memmap", "page-cache", "memory"} {
+		t.Run(how, func(t *testing.T) {
+			cl.Open(how, "rw,creat").Close()
+			cl.SetXattr(how, "user.dsm.mode", "versioned")
+			f := cl.Open(how, "rw")
+			f.Write(0, bytes.Repeat([]byte{1}, 2*page))
+			f.Close()
+			newest := func() string {
+				r := cl.Open(how, "r")
+				defer r.Close()
+				b := r.Read(0, 2*page)
+				return fmt.Sprint(b[0], b[page])
+			}
+			conflicts := func() string { return cl.Control("areas/" + how + "/conflicts") }
+			victim := versionProgram(t, n, "killed.py", how, cl.Path(how))
+			victim.Must("store")
+			victim.Kill()
+			if !harness.Eventually(limit, func() bool { return strings.Contains(conflicts(), "n1/") }) {
+				t.Fatalf("nothing is kept as a conflict: %q", conflicts())
+			}
+			if got := newest(); got != "1 1" {
+				t.Errorf("the newest version has %s, want 1 1", got)
+			}
+			w := cl.Open(how, "rw")
+			if b := w.Read(0, 2*page); b[0] != 1 || b[page] != 1 {
+				t.Errorf("a program that opens the file to write has %d and %d, want 1 and 1", b[0], b[page])
+			}
+			w.Close()
+			leaves := versionProgram(t, n, "killed.py", how, cl.Path(how))
+			leaves.Must("store")
+			leaves.Close()
+			if !harness.Eventually(limit, func() bool { return newest() == "7 1" }) {
+				t.Errorf("the newest version has %s when a program has exited, want 7 1", newest())
+			}
+		})
 	}
 }
 
