@@ -316,6 +316,9 @@ func TestMountThatIsNotHeld(t *testing.T) {
 			if s := stats(n.Client()); s["outlives_daemon"] != "false" || s["lost_with_daemon_because"] == "" {
 				t.Errorf("%v", s)
 			}
+			if maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", n.Daemon())); err != nil || strings.Contains(string(maps), "dsmfs:held") { // it is a lot of address space
+				t.Errorf("what is not held is still mapped: %v\n%s", err, maps)
+			}
 			if res := n.CLI("umount", n.Mount); res.Err != nil {
 				t.Errorf("umount: %v: %s", res.Err, res.Stderr)
 			}

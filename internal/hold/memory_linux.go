@@ -106,11 +106,11 @@ func Create() (*Memory, error) {
 		return nil, os.NewSyscallError("memfd_create", err)
 	}
 	m, err := Open(fd)
-	if err == nil {
-		err = errors.Join(os.NewSyscallError("fchmod", unix.Fchmod(fd, 0o600)), os.NewSyscallError("ftruncate", unix.Ftruncate(fd, End)))
-	}
 	if err != nil {
 		return nil, errors.Join(err, unix.Close(fd))
+	}
+	if err := errors.Join(os.NewSyscallError("fchmod", unix.Fchmod(fd, 0o600)), os.NewSyscallError("ftruncate", unix.Ftruncate(fd, End))); err != nil {
+		return nil, errors.Join(err, m.Close())
 	}
 	m.Word(format).Store(Format)
 	return m, nil
@@ -128,7 +128,7 @@ func Adopt(fd int) (*Memory, error) {
 	return m, nil
 }
 
-// Open maps the parts of the file that are looked at as memory. The Memory owns the descriptor.
+// Open maps the parts of the file that are looked at as memory, all of them or none. The Memory owns the descriptor.
 func Open(fd int) (m *Memory, err error) {
 	m = &Memory{fd: fd, frames: make(map[int64][]byte)}
 	for _, part := range []struct {
@@ -137,7 +137,7 @@ func Open(fd int) (m *Memory, err error) {
 		n   int
 	}{{&m.head, 0, headSize}, {&m.requests, requestsAt, requestsSize}, {&m.areas, areasAt, maxAreas * areaSize}, {&m.tags, tagsAt, MaxFrames * tagSize}} {
 		if *part.mem, err = unix.Mmap(fd, part.at, part.n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE); err != nil {
-			return nil, os.NewSyscallError("mmap", err)
+			return nil, errors.Join(os.NewSyscallError("mmap", err), m.unmap())
 		}
 	}
 	unix.CloseOnExec(fd)
@@ -202,13 +202,19 @@ func (m *Memory) Free(off, n int64) error {
 
 // Close unmaps the file and closes its descriptor. Nothing of it may be in use.
 func (m *Memory) Close() error {
+	return errors.Join(m.unmap(), os.NewSyscallError("close", unix.Close(m.fd)))
+}
+
+func (m *Memory) unmap() error {
 	var failed []error
 	parts := [][]byte{m.head, m.requests, m.areas, m.tags}
 	for _, part := range m.frames {
 		parts = append(parts, part)
 	}
 	for _, part := range parts {
-		failed = append(failed, os.NewSyscallError("munmap", unix.Munmap(part)))
+		if part != nil {
+			failed = append(failed, os.NewSyscallError("munmap", unix.Munmap(part)))
+		}
 	}
-	return errors.Join(append(failed, os.NewSyscallError("close", unix.Close(m.fd)))...)
+	return errors.Join(failed...)
 }
