@@ -170,7 +170,7 @@ func Snapshot(dst, working []byte) {
 	if n > 0 {
 		w := words(working)
 		to := d[:len(w)]
-		for i := range w {
+		for i := copyBlocks(to, w); i < len(w); i++ {
 			to[i] = atomic.LoadUint64(&w[i])
 		}
 	}

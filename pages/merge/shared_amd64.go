@@ -21,3 +21,15 @@ func swapUnchanged(memory, base, other []uint64, from int, note *uint64) int {
 	}
 	return swapPairs(&memory[0], &base[0], &other[0], from, to, note)
 }
+
+//go:noescape
+func copyRows(to, from *uint64, n int)
+
+// copyBlocks copies words, each of which it reads once, and returns how many: all, or all but the last seven. It reads two words at once, as diffUnits1 does.
+func copyBlocks(to, from []uint64) int {
+	n := min(len(to), len(from)) &^ 7
+	if n > 0 {
+		copyRows(&to[0], &from[0], n)
+	}
+	return n
+}
