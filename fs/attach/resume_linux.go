@@ -108,14 +108,17 @@ func (s *Server) adopt(ctx context.Context, h Held) (*attachment, error) {
 		return nil, err
 	}
 	a := &conn{s: s, who: program{dsm.Credentials{UID: h.UID}, h.PID, h.Start}}
-	if a.process, err = procs.Open(h.PID); err != nil || StartOf(h.PID) != h.Start {
-		a.killed.Store(true) // or it has ended: nobody knows
+	if h.Write {
+		if a.process, err = procs.Open(h.PID); err != nil || StartOf(h.PID) != h.Start {
+			a.killed.Store(true) // or it has ended: nobody knows
+		}
 	}
 	x := &attachment{conn: a, area: area, at: at, write: h.Write, file: h.File, held: h.Number}
 	x.mu.Init("attach.attachment")
 	x.dev, x.ino, err = identity(f)
 	_ = f.Close() // nothing was written to it
 	if err != nil {
+		a.process.Close()
 		at.Detach()
 		area.Close(h.Write)
 		return nil, err
@@ -134,6 +137,7 @@ func errStale() error {
 
 // abide returns when the program of an attachment of the daemon before has come back, or has nothing mapped any more. Until then its stores are found by comparing.
 func (x *attachment) abide(start uint64) {
+	defer x.conn.process.Close()
 	f, err := x.at.Memory()
 	if err != nil {
 		return // the area is gone
@@ -146,7 +150,6 @@ func (x *attachment) abide(start uint64) {
 			if x.conn.process.Killed() {
 				x.conn.killed.Store(true)
 			}
-			x.conn.process.Close()
 		}()
 		defer x.at.Track(nil, 0, 1<<62)()
 		left = func() bool { return x.left(f) }

@@ -6,7 +6,10 @@ import (
 	"log/slog"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -26,6 +29,7 @@ type heldMount struct {
 	mu     sync.Mutex
 	tracks int
 	writes int // attachments that may store
+	ended  []string
 	mode   uffd.Mode
 	last   uint64
 	kept   map[uint64]Held
@@ -107,7 +111,16 @@ func (t heldAttachment) count(by int) {
 		t.m.writes += by
 	}
 }
-func (t heldAttachment) Detach()                   { t.count(-1) }
+func (t heldAttachment) Detach()   { t.count(-1) }
+func (t heldAttachment) Released() { t.ends("released") }
+func (t heldAttachment) Killed()   { t.ends("killed") }
+
+func (t heldAttachment) ends(how string) {
+	t.m.mu.Lock()
+	defer t.m.mu.Unlock()
+	t.m.ended = append(t.m.ended, how)
+}
+
 func (heldAttachment) Ready(context.Context) error { return nil }
 
 func (t heldAttachment) Memory() (*os.File, error) {
@@ -216,6 +229,80 @@ func TestAttachmentIsTakenOver(t *testing.T) {
 		}
 		eventually(t, "it is not let go", func() bool { tracks, writes, kept := m.has(); return tracks == 0 && writes == 0 && kept == 0 })
 	}
+}
+
+// TestHowItEndsIsKnownToTheNextDaemon: a program that was killed while no daemon was there is told from one that has exited, or lives and has nothing mapped any more. Of one that nobody can be asked about it is assumed. Nothing is kept open.
+func TestHowItEndsIsKnownToTheNextDaemon(t *testing.T) {
+	for name, c := range map[string]struct {
+		script       string
+		reap, reader bool
+		want         []string
+	}{
+		"lives":            {"read x", false, false, []string{"released"}},
+		"exited":           {"exit 1", false, false, []string{"released"}},
+		"killed":           {"kill -9 $$", false, false, []string{"killed"}},
+		"nobody knows":     {"exit 0", true, false, []string{"killed"}},
+		"has only read":    {"kill -9 $$", false, true, nil},
+		"reads, and lives": {"read x", false, true, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newHeldMount(t)
+			cmd := exec.Command("sh", "-c", c.script)
+			in, err := cmd.StdinPipe()
+			if err == nil {
+				err = cmd.Start()
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			pid := cmd.Process.Pid
+			start := StartOf(pid)
+			if c.reap {
+				_ = cmd.Wait() // it has exited
+			} else {
+				t.Cleanup(func() {
+					_ = in.Close()
+					_ = cmd.Wait() // however it has ended
+				})
+				if c.script != "read x" {
+					eventually(t, "it does not end", func() bool { return zombie(pid) })
+				}
+			}
+			before := pidfds(t)
+			m.kept[1], m.last = Held{Number: 1, File: heldIno, PID: pid, Start: start, Write: !c.reader, Memory: m.inode(t)}, 1
+			m.serve(t)
+			eventually(t, "it is not let go", func() bool { _, _, kept := m.has(); return kept == 0 })
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			if !slices.Equal(m.ended, c.want) {
+				t.Errorf("it was %v, want %v", m.ended, c.want)
+			}
+			if now := pidfds(t); now != before {
+				t.Errorf("%d descriptors of processes are open, %d were", now, before)
+			}
+		})
+	}
+}
+
+// zombie reports whether a process has ended, and is not reaped.
+func zombie(pid int) bool {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err == nil && strings.Contains(string(text), ") Z ")
+}
+
+// pidfds counts the descriptors of processes that this one has.
+func pidfds(t *testing.T) (n int) {
+	t.Helper()
+	list, err := filepath.Glob("/proc/self/fd/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, fd := range list {
+		if to, err := os.Readlink(fd); err == nil && strings.Contains(to, "pidfd") {
+			n++
+		}
+	}
+	return n
 }
 
 // TestTrackedWhileTheDaemonBeforeEnds: the daemon before still has the userfaultfd of a mapping. A program that is back is tracked when it has none any more.
