@@ -89,9 +89,12 @@ func TestMergeSharedLeavesAlone(t *testing.T) {
 
 // TestSnapshotEndsWithArea: what is past the end does not get out, at any end.
 func TestSnapshotEndsWithArea(t *testing.T) {
-	page := pagetest.AlignedPage(pagetest.PageOf(7))
+	page := pagetest.AlignedPage(pagetest.PageOf(0))
+	for i := range page {
+		page[i] = byte(1 + i%255) // no two words nearby are the same, and none is zero
+	}
 	k := mustKernel(t, dsm.MergeLast, dsm.DTypeAuto, 0)
-	for _, n := range []int{0, 1, 7, 8, 9, 2049, dsm.PageSize - 8, dsm.PageSize - 1, dsm.PageSize} {
+	for _, n := range []int{0, 1, 7, 8, 9, 63, 64, 72, 2049, dsm.PageSize - 8, dsm.PageSize - 1, dsm.PageSize} {
 		dst := pagetest.PageOf(9)
 		Snapshot(dst, page[:n])
 		want := make([]byte, dsm.PageSize)
