@@ -183,5 +183,14 @@ func TestKilledProgramPublishesNothing(t *testing.T) {
 		if got := newest(); got != "79" {
 			t.Errorf("the newest version has %s, want 79", got)
 		}
+		c.stores(n, 0, 8)
+		n.area.Killed() // and nobody has taken that back yet
+		if err := c.opens(n); err != nil {
+			t.Fatal(err)
+		}
+		c.publishes(n, dsm.PageSize, 10)
+		if got := newest(); got != "710" {
+			t.Errorf("the newest version has %s, want 710: the next program has opened it before", got)
+		}
 	})
 }

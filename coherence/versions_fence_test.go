@@ -12,31 +12,27 @@ import (
 // newBackedCase is an ownCase of one extent with a backup. Node 0 has it open for writing, and has published.
 func newBackedCase(t *testing.T) (ownCase, *simNode) {
 	t.Helper()
-	c := ownCase{newSim(t, 1, 3, dsm.Inode{Size: 4 * dsm.PageSize, Spec: dsm.Spec{Mode: dsm.ModeVersioned}})}
-	c.withBackups(2, true)
-	for _, n := range c.nodes {
-		n.find()
-		n.openReader()
-		c.calm()
-	}
-	n := c.nodes[0]
-	if err := c.opens(n); err != nil {
-		t.Fatal(err)
-	}
-	c.publishes(n, 0, 1)
-	return c, n
+	return newCopiedCase(t, 3, 2, false)
 }
 
 // newHeldCase is newBackedCase with an owner that is held, and has the area open to write only.
 func newHeldCase(t *testing.T) (ownCase, *simNode) {
 	t.Helper()
-	c := ownCase{newSim(t, 1, 3, dsm.Inode{Size: 4 * dsm.PageSize, Spec: dsm.Spec{Mode: dsm.ModeVersioned}})}
-	c.withBackups(2, true)
+	return newCopiedCase(t, 3, 2, true)
+}
+
+// newCopiedCase is newBackedCase, or newHeldCase, with so many nodes and copies.
+func newCopiedCase(t *testing.T, nodes, copies int, held bool) (ownCase, *simNode) {
+	t.Helper()
+	c := ownCase{newSim(t, 1, nodes, dsm.Inode{Size: 4 * dsm.PageSize, Spec: dsm.Spec{Mode: dsm.ModeVersioned}})}
+	c.withBackups(copies, true)
 	n := c.nodes[0]
-	n.hold()
+	if held {
+		n.hold()
+	}
 	for _, o := range c.nodes {
 		o.find()
-		if o != n {
+		if o != n || !held {
 			o.openReader()
 		}
 		c.calm()
@@ -402,18 +398,7 @@ func TestToldAfterADaemon(t *testing.T) {
 // TestMuteHomeShowsNothingNew: of three copies one takes over with a version that the other one lacks. Programs there do not read it before the catalog says that the other cannot take over any more.
 func TestMuteHomeShowsNothingNew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := ownCase{newSim(t, 1, 5, dsm.Inode{Size: 4 * dsm.PageSize, Spec: dsm.Spec{Mode: dsm.ModeVersioned}})}
-		c.withBackups(3, true)
-		for _, n := range c.nodes {
-			n.find()
-			n.openReader()
-			c.calm()
-		}
-		n := c.nodes[0]
-		if err := c.opens(n); err != nil {
-			t.Fatal(err)
-		}
-		c.publishes(n, 0, 1)
+		c, n := newCopiedCase(t, 5, 3, false)
 		row := c.rowOf(c.lastView(), 0)
 		has := c.nodes[row.Backups[0].Node-1]
 		was := c.reads(has)

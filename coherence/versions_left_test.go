@@ -1,6 +1,7 @@
 package coherence
 
 import (
+	"context"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -67,6 +68,17 @@ func versionOf(n *simNode) (both [2]byte, err error) {
 	return both, nil
 }
 
+// publishesBoth has the owner publish, and checks the first bytes of both extents of the version.
+func (c ownCase) publishesBoth(n *simNode, want [2]byte) {
+	c.t.Helper()
+	if err := c.does(n, n.area.Publish); err != nil {
+		c.t.Fatal(err)
+	}
+	if both, err := versionOf(n); err != nil || both != want {
+		c.t.Errorf("published: %v, %v; want %v", both, err, want)
+	}
+}
+
 // TestKilledWhileAVersionIsMerged: the daemon of the only node is killed when one of two extents has the next version. Nobody reads any before the program that was publishing has asked again.
 func TestKilledWhileAVersionIsMerged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -84,12 +96,7 @@ func TestKilledWhileAVersionIsMerged(t *testing.T) {
 		if both, err := versionOf(n); !errs.Is(err, errs.Unavailable) {
 			t.Errorf("a version that is half there is read: %v, %v", both, err)
 		}
-		if err := c.does(n, n.area.Publish); err != nil {
-			t.Fatal(err)
-		}
-		if both, err := versionOf(n); err != nil || both != [2]byte{2, 2} {
-			t.Errorf("published again: %v, %v", both, err)
-		}
+		c.publishesBoth(n, [2]byte{2, 2})
 	})
 }
 
@@ -114,12 +121,7 @@ func TestKilledWhenAVersionIsMerged(t *testing.T) {
 				if now := n.area.Version(); now != before {
 					t.Errorf("programs are told of version %d; want %d", now, before)
 				}
-				if err := c.does(n, n.area.Publish); err != nil {
-					t.Fatal(err)
-				}
-				if both, err := versionOf(n); err != nil || both != [2]byte{2, last} {
-					t.Errorf("%v, %v", both, err)
-				}
+				c.publishesBoth(n, [2]byte{2, last})
 			})
 		})
 	}
@@ -259,12 +261,7 @@ func TestHalfAVersion(t *testing.T) {
 		if both, err := versionOf(n); !errs.Is(err, errs.Unavailable) {
 			t.Errorf("after a shrink: %v, %v", both, err)
 		}
-		if err := c.does(n, n.area.Publish); err != nil {
-			t.Fatal(err)
-		}
-		if both, err := versionOf(n); err != nil || both != [2]byte{2, 2} {
-			t.Errorf("published: %v, %v", both, err)
-		}
+		c.publishesBoth(n, [2]byte{2, 2})
 	})
 	synctest.Test(t, func(t *testing.T) {
 		c, n := newLoneOwner(t)
@@ -272,11 +269,24 @@ func TestHalfAVersion(t *testing.T) {
 		if err := n.area.WriteAt(t.Context(), []byte{1}, dsm.ExtentSize); err != nil {
 			t.Fatal(err)
 		}
-		if err := c.does(n, n.area.Publish); err != nil {
+		c.publishesBoth(n, [2]byte{2, 1})
+	})
+}
+
+// TestKilledBesideItsDaemon: a program was publishing when the daemon of the only node was killed, and was killed as well. Half of the version is published already, so it gets the rest.
+func TestKilledBesideItsDaemon(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, n := newLoneOwner(t)
+		c.halve(n)
+		n.area.Killed()
+		if err := c.does(n, func(ctx context.Context) error {
+			_, err := n.area.PublishReleased(ctx)
+			return err
+		}); err != nil {
 			t.Fatal(err)
 		}
-		if both, err := versionOf(n); err != nil || both != [2]byte{2, 1} {
-			t.Errorf("stored back: %v, %v", both, err)
+		if both, err := versionOf(n); err != nil || both != [2]byte{2, 2} {
+			t.Errorf("%v, %v", both, err)
 		}
 	})
 }
@@ -309,12 +319,7 @@ func TestOpenSinceBeforeVersions(t *testing.T) {
 		c.calm()
 		storeBoth(t, n, 2)
 		c.loneDaemon(n)
-		if err := c.does(n, n.area.Publish); err != nil {
-			t.Fatal(err)
-		}
-		if both, err := versionOf(n); err != nil || both != [2]byte{2, 2} {
-			t.Errorf("published: %v, %v", both, err)
-		}
+		c.publishesBoth(n, [2]byte{2, 2})
 	})
 }
 

@@ -18,16 +18,32 @@ import (
 	"github.com/dsmfs/dsmfs/internal/hold"
 )
 
-// TestHandleIsHeldUntilItIsPublished: a file was closed after the last store, and the daemon is killed before that is published. The next daemon has the handle, which it closes.
-func TestHandleIsHeldUntilItIsPublished(t *testing.T) {
-	b, areas, _, a := lockable(t)
-	defer b.background.close()
-	defer b.releases.close()
+// journalOf has the bridge keep what programs have open.
+func journalOf(t *testing.T, b *bridge) *hold.Memory {
+	t.Helper()
 	mem, err := hold.Create()
 	if err != nil {
 		t.Fatal(err)
 	}
 	b.held.journal = mem.Files()
+	return mem
+}
+
+func becomesVersioned(t *testing.T, b *bridge, a *openArea) {
+	t.Helper()
+	i, err := b.cfg.Names.SetSpec(t.Context(), dsm.Ino(a.id), "mode", "versioned")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.note(i)
+}
+
+// TestHandleIsHeldUntilItIsPublished: a file was closed after the last store, and the daemon is killed before that is published. The next daemon has the handle, which it closes.
+func TestHandleIsHeldUntilItIsPublished(t *testing.T) {
+	b, areas, _, a := lockable(t)
+	defer b.background.close()
+	defer b.releases.close()
+	mem := journalOf(t, b)
 	kept := func() (fhs []uint64) {
 		t.Helper()
 		next := newBridge(b.cfg)
@@ -63,16 +79,8 @@ func TestHandleIsHeldForItsProcess(t *testing.T) {
 	b, _, _, a := lockable(t)
 	defer b.background.close()
 	defer b.releases.close()
-	mem, err := hold.Create()
-	if err != nil {
-		t.Fatal(err)
-	}
-	b.held.journal = mem.Files()
-	i, err := b.cfg.Names.SetSpec(t.Context(), dsm.Ino(a.id), "mode", "versioned")
-	if err != nil {
-		t.Fatal(err)
-	}
-	a.note(i)
+	journalOf(t, b)
+	becomesVersioned(t, b, a)
 	runtime.LockOSThread() // not unlocked: the test need not have the thread of the process
 	in := fuse.OpenIn{InHeader: fuse.InHeader{NodeId: uint64(a.id), Caller: fuse.Caller{Pid: uint32(unix.Gettid())}}, Flags: uint32(os.O_RDWR)}
 	var out fuse.OpenOut

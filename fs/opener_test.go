@@ -6,8 +6,6 @@ import (
 	"testing"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
-
-	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
 // TestKilledOpener: the close of a program that is being killed publishes nothing of a versioned file, and the end of its handle has what it has left taken back.
@@ -15,11 +13,7 @@ func TestKilledOpener(t *testing.T) {
 	b, areas, _, a := lockable(t)
 	area := areas.area(a.id)
 	defer b.background.close()
-	i, err := b.cfg.Names.SetSpec(t.Context(), dsm.Ino(a.id), "mode", "versioned")
-	if err != nil {
-		t.Fatal(err)
-	}
-	a.note(i)
+	becomesVersioned(t, b, a)
 	for _, killed := range []bool{false, true} {
 		var out fuse.OpenOut
 		in := fuse.InHeader{NodeId: uint64(a.id), Caller: fuse.Caller{Pid: uint32(os.Getpid())}}

@@ -91,26 +91,20 @@ func (r *wholeReaders) whole() {
 }
 
 // TestVersionsAreWhole has a writer that stores through a mapping, and one that attaches.
-func TestVersionsAreWhole(t *testing.T) {
-	c := nodes(t, 2)
-	writer := versioned(t, c)
-	readers := readWhole(t, ways, c.Nodes()...)
-	const half, last = 60, 120
-	readers.until(last - 1)
-	writer.Must("2 %d mapping", half)
-	writer.Must("%d %d memory", half, last)
-	readers.whole()
-}
+func TestVersionsAreWhole(t *testing.T) { wholeByBoth(t, 120, "") }
 
 // TestVersionsOfClosesAreWhole has a writer that opens the file again and again: what the kernel says of a close comes when the program stores again.
-func TestVersionsOfClosesAreWhole(t *testing.T) {
+func TestVersionsOfClosesAreWhole(t *testing.T) { wholeByBoth(t, 200, " again") }
+
+// wholeByBoth has half of so many versions be stored through a mapping, and the others by attaching.
+func wholeByBoth(t *testing.T, last int, how string) {
+	t.Helper()
 	c := nodes(t, 2)
 	writer := versioned(t, c)
 	readers := readWhole(t, ways, c.Nodes()...)
-	const half, last = 100, 200
 	readers.until(last - 1)
-	writer.Must("2 %d mapping again", half)
-	writer.Must("%d %d memory again", half, last)
+	writer.Must("2 %d mapping%s", last/2, how)
+	writer.Must("%d %d memory%s", last/2, last, how)
 	readers.whole()
 }
 
