@@ -164,6 +164,10 @@ func TestRestoreRefusesNonsense(t *testing.T) {
 		"keeps slots":     func(i *image) { i.Members[0].Leaving = true },
 		"entries of file": func(i *image) { i.Inodes[1].Entries = []entryImage{{"x", d}} },
 		"spec":            func(i *image) { i.Inodes[1].Inode.Spec.Merge = 200 },
+		"copies":          func(i *image) { i.Inodes[1].Inode.Spec.Replicas = dsm.MostReplicas + 1 },
+		"many copies": func(i *image) {
+			i.Inodes[1].Inode.Spec.Replicas, i.Inodes[1].Inode.Spec.Residency = 25, dsm.ResidencyDemand
+		},
 		"inode number":    func(i *image) { i.NextIno = 2 },
 		"stranger claims": func(i *image) { i.Inodes[1].Claims = []dsm.NodeID{99} },
 		"slot primary":    func(i *image) { i.Slots[7].Primary = 99 },

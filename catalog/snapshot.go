@@ -143,6 +143,9 @@ func restore(b []byte) (*state, error) {
 		if in.Kind != dsm.KindDir && len(x.Entries) > 0 {
 			return nil, errs.E(errs.Corrupt, "restore snapshot", "inode %d has entries", in.Ino)
 		}
+		if !in.Spec.Valid() { // before the bytes that a file reserves are counted: a spec says how many copies there are of each
+			return nil, errs.E(errs.Corrupt, "restore snapshot", "inode %d has no valid spec: %+v", in.Ino, in.Spec)
+		}
 		for _, e := range x.Entries {
 			in.entries[e.Name] = e.Ino
 		}
