@@ -35,6 +35,7 @@ type Area struct {
 	kept    *keeping                // nil unless it has a record in a Keep: see Outlives
 	ends    bool                    // see EndsWithDaemon
 	note    []frame                 // see BeginMerge
+	undo    undo                    // see BeginAdding
 	sent    int                     // how many Sents there are
 	left    map[frameKind][]tagged  // until ResumeCached
 	drafts  []*Draft                // until LeftDrafts

@@ -34,6 +34,10 @@ import (
 //	sets     which sets of what was sent have the page that is being changed; and how that is when a merge is done with which the next daemon goes on
 //	punched   a page in which a hole begins or ends that the kernel may not have dropped: see Cached.KernelPunches. It has no bytes
 //	compared  an extent of which nothing is published before it has been compared: see IsCompared. It has no bytes
+//	adding     an extent to which the home is just adding something: see BeginAdding
+//	added      what it contains with that
+//	unadded    a page of it as it was before
+//	homes      what the home of extents knows of them: see homes. They are of no area
 //	conflicts  values that were given up: see KeepConflict. They are of no area
 //
 // A frame has its bytes before it gets its tag, and loses the tag before it has others. The exceptions are changes that may be done twice.
@@ -71,6 +75,10 @@ const (
 	frameIncomingMerged
 	frameCompared
 	framePunched
+	frameHomes
+	frameAdding
+	frameAdded
+	frameUnadded
 )
 
 // ofNoArea is in the tags of frames that are no area's.
@@ -165,7 +173,7 @@ func (s *Keep) restoreSlabs(ids map[dsm.AreaID]bool) error {
 	for at := range int(used) {
 		for i := range slabFrames {
 			t := s.mem.Tag(at*slabFrames + i)
-			if id := dsm.AreaID(t.ID.Load()); t.Kind.Load() == 0 || id != ofNoArea && !ids[id] {
+			if id := dsm.AreaID(t.ID.Load()); t.Kind.Load() == 0 || id != ofNoArea && id != ofHomes && !ids[id] {
 				t.Kind.Store(0)
 			} else if !in[at] {
 				in[at] = true
@@ -249,10 +257,13 @@ func (f *frames) adopt(id dsm.AreaID) (left map[frameKind][]tagged, err error) {
 	return left, nil
 }
 
-// dropFrames frees what is left in frames of an area.
-func (l Left) dropFrames() error {
+// dropFrames frees what is left in frames of an area, but for what the home's bytes need, of which there is a copy unless it is nil.
+func (l Left) dropFrames(home *areaCopy, size int64) error {
 	f := frames{kept: l.k}
-	_, err := f.adopt(l.ID)
+	left, err := f.adopt(l.ID)
+	if home != nil {
+		l.k.undoAdding(left, home, size)
+	}
 	f.close()
 	return err
 }
@@ -301,9 +312,16 @@ func (l Left) TakeBoth(k merge.Kernel, size, least int64) (a *Area, sent []*Sent
 		return nil, nil, a.fail("restore", err)
 	}
 	within := func(x tagged) bool { return int64(x.arg)*dsm.PageSize < a.size }
+	l.k.undoAdding(left, a.base, a.size)
 	for _, x := range left[frameTwin] {
+		p := dsm.PageIndex(x.arg)
+		if e, _ := p.Extent(); within(x) && l.Homed != nil && l.Homed(e) {
+			a.homed[e] = struct{}{}
+			a.twins[p] = x.frame
+			continue
+		}
 		if within(x) && !l.Home {
-			copy(a.base.page(dsm.PageIndex(x.arg)), x.mem)
+			copy(a.base.page(p), x.mem)
 		}
 		a.frames.put(x.frame)
 	}
@@ -315,7 +333,7 @@ func (l Left) TakeBoth(k merge.Kernel, size, least int64) (a *Area, sent []*Sent
 		}
 		p := dsm.PageIndex(w.arg)
 		copy(a.working.page(p), w.mem)
-		copy(a.base.page(p), left[frameBase][i].mem)
+		copy(a.leftBase(p), left[frameBase][i].mem)
 		putSets(p, left[frameSets], sent)
 	}
 	a.mergeAgain(k, left, sent, within)
@@ -337,7 +355,7 @@ func (l Left) TakeBoth(k merge.Kernel, size, least int64) (a *Area, sent []*Sent
 		a.frames.tag(next.frame, frameGiven, next.arg, 0)
 		left[frameGiven] = append(left[frameGiven], next)
 	}
-	for _, kind := range []frameKind{frameWorking, frameBase, frameBefore, frameComing, frameStored, frameMine, frameNote, frameAfter, frameTaken, frameTakenBase, frameDraftNote, frameDraftMine, frameDraftComing, frameSets, frameSetsAfter, frameToBase, frameToWorking, frameRefreshing, frameRefreshed, frameIncoming, frameIncomingNote, frameIncomingMerged} {
+	for _, kind := range []frameKind{frameWorking, frameBase, frameBefore, frameComing, frameStored, frameMine, frameNote, frameAfter, frameTaken, frameTakenBase, frameDraftNote, frameDraftMine, frameDraftComing, frameSets, frameSetsAfter, frameToBase, frameToWorking, frameRefreshing, frameRefreshed, frameIncoming, frameIncomingNote, frameIncomingMerged, frameAdding, frameAdded, frameUnadded} {
 		for _, x := range left[kind] {
 			a.frames.put(x.frame)
 		}
@@ -345,6 +363,7 @@ func (l Left) TakeBoth(k merge.Kernel, size, least int64) (a *Area, sent []*Sent
 	a.leftCompared(left[frameCompared])
 	a.working.clearPast(end)
 	a.base.clearPast(end)
+	a.truncateTwins(end)
 	a.left = left
 	size = min(size, a.longest())
 	for _, d := range a.drafts {

@@ -39,6 +39,7 @@ type Keep struct {
 	// drafts are the records of drafts of such areas.
 	drafts    map[dsm.AreaID][]int
 	conflicts conflicts
+	homes     homes
 }
 
 const (
@@ -94,7 +95,8 @@ func NewKeep(m *hold.Memory, files hold.Descriptors) (*Keep, error) {
 	s.small = newArena()
 	s.small.back, s.small.grab, s.small.drop = remove, s.grabBlock, s.dropBlock
 	s.conflicts.init(s)
-	return s, errors.Join(s.restore(), s.conflicts.restore())
+	s.homes.init(s)
+	return s, errors.Join(s.restore(), s.conflicts.restore(), s.homes.restore(s))
 }
 
 // restore finds out what is in use, and frees the rest. Nobody else has the keep yet, so it takes no lock: arenas take theirs before it.
@@ -341,7 +343,9 @@ type Left struct {
 	ID   dsm.AreaID
 	Rev  dsm.Generation
 	Home bool // TakeBoth leaves the base copy what the home had merged, where the replica on its node had not followed
-	k    *keeping
+	// Homed says of which extents the node stays the home, nil of none. TakeBoth leaves the base copy what the home had merged, and the replica the base that it had.
+	Homed func(dsm.ExtentIndex) bool
+	k     *keeping
 }
 
 // Areas returns what earlier daemons have left.
@@ -358,7 +362,7 @@ func (s *Keep) Areas() (all []Left) {
 // copy. All bytes that programs have stored count as published: the base has them. If the daemon is killed before it
 // is done, the next one does it again.
 func (l Left) Take(size, least int64) (a *Area, err error) {
-	if err := errors.Join(l.dropDrafts(), l.dropFrames()); err != nil {
+	if err := l.dropDrafts(); err != nil {
 		return nil, err
 	}
 	l.k.record.Parts.Store(0)
@@ -367,6 +371,9 @@ func (l Left) Take(size, least int64) (a *Area, err error) {
 	a.base, err = l.restore("b", l.k.record.Base.Load(), min(size, least))
 	if err != nil {
 		return nil, a.fail("restore", err)
+	}
+	if err := l.dropFrames(a.base, a.base.size); err != nil {
+		return nil, a.fail("restore", errors.Join(err, a.base.unmap()))
 	}
 	working, err := l.restore("w", l.k.record.Working.Load(), min(size, least))
 	if err != nil {
@@ -393,7 +400,7 @@ func (l Left) Take(size, least int64) (a *Area, err error) {
 // Drop frees what is left of an area that is gone.
 func (l Left) Drop() error {
 	l.k.forget()
-	ferr := errors.Join(l.dropDrafts(), l.dropFrames())
+	ferr := errors.Join(l.dropDrafts(), l.dropFrames(nil, 0))
 	b, err := l.restore("b", l.k.record.Base.Load(), 0)
 	if err == nil {
 		err = b.close()

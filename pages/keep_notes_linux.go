@@ -97,26 +97,27 @@ func (a *Area) replaceAgain(k merge.Kernel, left map[frameKind][]tagged, sent []
 	for _, x := range left[frameIncoming] {
 		for _, note := range left[frameIncomingNote] {
 			if p := dsm.PageIndex(x.arg); within(x) {
-				k.MergeRest(note.mem, p, a.base.page(p), a.working.page(p), x.mem)
+				k.MergeRest(note.mem, p, a.leftBase(p), a.working.page(p), x.mem)
 				a.frames.tag(x.frame, frameIncomingMerged, x.arg, 0)
 			}
 		}
 	}
 	for _, x := range slices.Concat(left[frameIncoming], left[frameIncomingMerged]) {
 		if p := dsm.PageIndex(x.arg); within(x) {
-			copy(a.base.page(p), x.mem)
+			copy(a.leftBase(p), x.mem)
 			putSets(p, left[frameSetsAfter], sent)
 		}
 	}
 	for _, x := range left[frameToBase] {
 		if p := dsm.PageIndex(x.arg); within(x) {
-			copy(a.base.page(p), a.working.page(p))
+			copy(a.leftBase(p), a.working.page(p))
 			putSets(p, left[frameSets], sent)
 		}
 	}
 	for _, x := range left[frameToWorking] {
 		if p := dsm.PageIndex(x.arg); within(x) {
 			copy(a.working.page(p), a.base.page(p))
+			a.dropTwin(p)
 			putSets(p, left[frameSetsAfter], sent)
 		}
 	}
@@ -239,7 +240,7 @@ func (a *Area) mergeAgain(k merge.Kernel, left map[frameKind][]tagged, sent []*S
 	if len(left[frameComing]) == 0 {
 		for _, x := range left[frameBefore] {
 			if p := dsm.PageIndex(x.arg); within(x) {
-				copy(a.base.page(p), x.mem)
+				copy(a.leftBase(p), x.mem)
 				putSets(p, left[frameSets], sent)
 			}
 		}
@@ -256,8 +257,15 @@ func (a *Area) mergeAgain(k merge.Kernel, left map[frameKind][]tagged, sent []*S
 			}
 		}
 		for _, after := range left[frameAfter] {
-			copy(a.base.page(p), after.mem)
+			copy(a.leftBase(p), after.mem)
 		}
 		putSets(p, left[frameSetsAfter], sent)
 	}
+}
+
+func (a *Area) leftBase(p dsm.PageIndex) []byte {
+	if t, ok := a.twins[p]; ok {
+		return t.mem
+	}
+	return a.base.page(p)
 }

@@ -23,6 +23,9 @@ type SlotHome struct {
 	Backups [MostBackups]Backup
 }
 
+// Served is what a node has of a slot as its home: all, since epoch Since. Offered is the epoch of the next home to which it has sent all of it; 0: none.
+type Served struct{ Since, Offered Epoch }
+
 // MostBackups is how many backups a slot has at most: as many as areas want, and one that is being filled in place of another.
 const MostBackups = MostReplicas
 

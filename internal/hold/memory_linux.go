@@ -12,7 +12,7 @@ import (
 
 // Format is the version of the layout of the file and of all that is in it, the commands of the catalog among them: it changes with wire.JoinProtocol.
 // A daemon adopts no other.
-const Format = 12
+const Format = 13
 
 const (
 	headSize    = 64 << 10
@@ -72,6 +72,7 @@ const (
 	Listening // the number under which the holder has the socket that programs attach at; 0: there is none
 	NotedInc  // the incarnation whose commands are noted: see Note
 	Conflicts // the largest number that a conflict ever had
+	Newest    // the newest version of any area that the node has heard of
 )
 
 // Text is a string in the head.
