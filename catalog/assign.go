@@ -10,7 +10,7 @@ import (
 // as there are members that stay. They follow the members' memory, as far as they can: no member keeps two copies of a slot. Few change: a backup in sync
 // stays, unless it leaves the cluster or keeps too many copies. Then its copy is dropped when another backup is in sync. If all members leave, nothing changes.
 //
-// A slot that is being handed over keeps its backups, except those that leave and are not in sync. A slot is left alone if its home has died, was emptied, or
+// A slot that is being handed over keeps its backups, except those that leave and are not in sync. A slot is left alone if its home has died, or
 // has just taken over. Without room nobody becomes a backup, also not a home that begins to hand its slot over.
 //
 // Nobody becomes a backup of a home that it does not reach (dsm.View.Apart). Where such a one is being filled, another member takes its place, if one has memory for
@@ -26,7 +26,7 @@ func assign(v *dsm.View, copies func(dsm.Slot) int, reserved reservation) {
 	var pools [dsm.MostReplicas + 1]pool // of the classes; that at 0 is of the slots that areas have to themselves
 	for slot, row := range v.Rows() {
 		n := copies(slot)
-		if n == 1 && row.Backups[0].Node == 0 || isGone(v, stateAt(*row)) || isGone(v, row.Primary) || row.Emptied {
+		if n == 1 && row.Backups[0].Node == 0 || isGone(v, stateAt(*row)) || isGone(v, row.Primary) {
 			continue
 		}
 		p := &pools[n]

@@ -10,21 +10,22 @@ import (
 )
 
 // The daemon of a node with a holder was killed, and another has followed: the node is back. It is a member as before, with its claims and its
-// locks. But it has nothing any more of what it was the home or a backup of. So backups take over, as if it had died, and what it has sent before counts
-// as sent by another incarnation (dsm.Member.Since).
+// locks. What it has sent before counts as sent by another incarnation (dsm.Member.Since). It goes on as the home with what the daemon before had: that has said of which
+// slots it had all, before it served them. The bytes of files of some kinds end with the daemon; of their slots, and of those that it was a backup of, it has nothing any more. Where it was the home, backups take over then, as if
+// it had died. A slot that was on its way to the node, and that it had not all of, goes back to its source, which has it still.
 //
-// Where nobody can take over, and a file has bytes, the node cannot come back: its daemon ends, and it is marked as gone as any node that
-// dies. Where none has, the slot begins anew, also if it was on its way to the node: its source may have offered it, and then nobody would serve it, and a file
-// that gets bytes there would wait until the node ends. Who stores these bytes has heard of this first, so the source does not merge them.
+// So no backup takes over from a node that has everything itself: the daemons of both may have been killed, and then the backup has nothing.
+//
+// Where nobody has a slot in which a file has bytes, the node cannot come back: its daemon ends, and it is marked as gone as any node that dies. Where no file has bytes, the slot begins anew.
 
 func (o backOp) apply(s *state, st step) (dsm.Inode, error) {
 	m, ok := s.view.Member(o.Node)
 	if !ok || m.Gone || m.Inc != o.Inc || st.node != o.Node {
 		return dsm.Inode{}, fail(errs.Evicted, "node %s", o.Node)
 	}
-	only := make(map[dsm.Slot]bool)
-	for slot, n := range s.onlyAtOne() {
-		if n == o.Node {
+	only, left := make(map[dsm.Slot]bool), s.leftBy(o, m.Since)
+	for slot, h := range s.view.Rows() {
+		if row := *h; !withdraw(s.view, &row, o.Node, left[slot]) {
 			only[slot] = true
 		}
 	}
@@ -38,16 +39,69 @@ func (o backOp) apply(s *state, st step) (dsm.Inode, error) {
 				v.Members[i].Since = v.Epoch
 			}
 		}
-		for _, h := range v.Rows() {
-			if !withdraw(v, h, o.Node) && h.Emptied {
-				*h = dsm.SlotHome{Primary: o.Node, Epoch: v.Epoch} // no file has bytes there
-			}
+		for slot, h := range v.Rows() {
+			withdraw(v, h, o.Node, left[slot])
 		}
 	})
 	s.joinedAgain(o.Node, o.Noted, o.Keep)
 	s.sessions[o.Node].end(o.Last, o.Keep)
 	s.effects.locks = append(s.effects.locks, s.book.Back(o.Node)...)
 	return dsm.Inode{}, nil
+}
+
+// servedSlot is a slot of which the daemon before had all: since the node became its home in epoch Since. Offered is the epoch of the node to which all was sent last.
+type servedSlot struct {
+	Slot    dsm.Slot
+	Since   dsm.Epoch
+	Offered dsm.Epoch
+}
+
+func listed(served map[dsm.Slot]dsm.Served) (list []servedSlot) {
+	for _, slot := range sortedKeys(served) {
+		list = append(list, servedSlot{slot, served[slot].Since, served[slot].Offered})
+	}
+	return list
+}
+
+// mostServed is the size of the largest file of which a daemon goes on as the home.
+const mostServed = 64 << 30
+
+// leftOver is what a node has of a slot when its daemon was killed.
+type leftOver struct {
+	served  bool // the daemon before had all of it, as its home
+	kept    bool // and that outlives the daemon
+	offered bool // it has sent all to the next home, which may have served it
+}
+
+// leftBy returns what the node has of slots. since is when the daemon before was back: if that was killed before it served what was its own then, it had
+// changed nothing of it.
+func (s *state) leftBy(o backOp, since dsm.Epoch) map[dsm.Slot]leftOver {
+	left := make(map[dsm.Slot]leftOver, len(o.Served))
+	for _, x := range o.Served {
+		h := s.view.Row(x.Slot)
+		became := func(home dsm.Epoch) bool { return x.Since == home || since != 0 && home == since }
+		switch {
+		case h == nil:
+		case h.Primary == o.Node && h.Source != 0 && x.Since == h.Epoch, h.Primary == o.Node && h.Source == 0 && became(h.Epoch), h.Source == o.Node && became(h.Had):
+			left[x.Slot] = leftOver{served: true, kept: true, offered: h.Source == o.Node && x.Offered == h.Epoch}
+		}
+	}
+	if len(left) == 0 {
+		return left
+	}
+	for _, in := range s.inodes {
+		if in.Kind != dsm.KindFile || in.Spec.Residency != dsm.ResidencyDemand && in.Size <= mostServed {
+			continue // the memory of all others outlives the daemon
+		}
+		for e := range in.Spec.CoveringExtents(in.Size) {
+			if slot := s.view.SlotOf(in.Area(), in.Spec, dsm.ExtentIndex(e)); left[slot].kept {
+				x := left[slot]
+				x.kept = false
+				left[slot] = x
+			}
+		}
+	}
+	return left
 }
 
 // end says that commands up to a number which were not applied never are, but for those to keep.
@@ -65,35 +119,27 @@ func (s *session) end(last uint64, keep []uint64) {
 	}
 }
 
-// withdraw takes a node out of a row, of which it has nothing any more. It returns false if it is not certain that somebody else has everything.
+// withdraw takes a node out of a row, of which it has nothing any more but what left says. It returns false if it is not certain that somebody has everything.
 //
-// A slot that is on its way to the node goes back to its source, if that is a backup in sync: it has everything, whether or not the node has served
-// already. If it is none, only the source knows. It may still serve, as it may not have heard of the move, so nobody else can take over before it has
-// spoken. So the row is marked, and the source reports as if the node had died (handoverFailedOp): it has never offered the slot, and goes on; or it has,
-// and so has stopped to serve, and backups in sync have all that the node has acked.
-func withdraw(v *dsm.View, h *dsm.SlotHome, n dsm.NodeID) bool {
+// A slot that is on its way to the node goes back to its source unless the node may have served it: also if the source has offered it. One that is on its way from the node comes back, too, unless it was offered: then the next home has
+// all, and may have served it.
+func withdraw(v *dsm.View, h *dsm.SlotHome, n dsm.NodeID, left leftOver) bool {
 	keep(h, func(b dsm.Backup) bool { return b.Node != n })
 	switch {
-	case h.Primary == n && h.Source != 0 && h.Source != n && !isGone(v, h.Source):
-		if i := h.BackupOf(h.Source); i >= 0 && h.Backups[i].InSync {
-			*h = restarted(v, *h, h.Source)
-			return true
-		}
-		h.Emptied = true
-		for b := range h.InSync() {
-			if !isGone(v, b) {
-				return true
-			}
-		}
-		return false
-	case h.Primary != n && h.Source != n, takeOver(v, h):
-		return true
+	case h.Primary != n && h.Source != n, h.Source == n && left.kept && left.offered && !isGone(v, h.Primary):
+	case h.Primary == n && h.Source != 0 && !isGone(v, h.Source) && !left.served:
+		*h = restarted(v, *h, h.Source)
+	case left.kept && !left.offered:
+		*h = restarted(v, *h, n)
+	case takeOver(v, h):
 	case h.Primary == n:
 		*h = dsm.SlotHome{Primary: n, Epoch: v.Epoch}
+		return false
 	default:
 		arrived(h)
+		return false
 	}
-	return false
+	return true
 }
 
 // onlyAtOne yields the slots that only one node has for certain, and that node.
@@ -104,7 +150,8 @@ func (s *state) onlyAtOne() iter.Seq2[dsm.Slot, dsm.NodeID] {
 				if n == 0 || isGone(s.view, n) {
 					continue
 				}
-				if row := *h; !withdraw(s.view, &row, n) && !yield(slot, n) {
+				row := *h
+				if keep(&row, func(b dsm.Backup) bool { return b.Node != n }); !takeOver(s.view, &row) && !yield(slot, n) {
 					return
 				}
 			}
@@ -132,7 +179,7 @@ func (s *state) bytesIn(slots map[dsm.Slot]bool) map[dsm.Slot]*inode {
 	return found
 }
 
-// Uncovered returns how many slots only this node has for certain, and how many only some node has: if its daemon is killed, the next one may not be able to come back. A slot that is to
+// Uncovered returns how many slots only this node has for certain, and how many only some node has: if it dies they are lost. A slot that is to
 // have copies counts, for a file may get bytes there at any time; one that is to have none, if a file has.
 func (c *Catalog) Uncovered() (here, all int) {
 	c.mu.RLock()
@@ -154,4 +201,18 @@ func (c *Catalog) Uncovered() (here, all int) {
 		}
 	}
 	return here, all
+}
+
+// EndWithDaemon returns how many slots with bytes would be lost if the daemon of this node was killed now: nobody else has them for certain, and the next daemon could not go on with them.
+func (c *Catalog) EndWithDaemon(served map[dsm.Slot]dsm.Served) int {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	s := c.mu.state
+	only, left := make(map[dsm.Slot]bool), s.leftBy(backOp{Node: c.self.ID, Served: listed(served)}, 0)
+	for slot, h := range s.view.Rows() {
+		if row := *h; !withdraw(s.view, &row, c.self.ID, left[slot]) {
+			only[slot] = true
+		}
+	}
+	return len(s.bytesIn(only))
 }

@@ -18,91 +18,144 @@ func TestWithdraw(t *testing.T) {
 		return all
 	}
 	in := func(id dsm.NodeID) dsm.Backup { return dsm.Backup{Node: id, InSync: true} }
+	here, going := func(list ...dsm.Backup) dsm.SlotHome {
+		return dsm.SlotHome{Primary: n, Epoch: 8, Backups: backups(list...)}
+	},
+		func(to, from dsm.NodeID, list ...dsm.Backup) dsm.SlotHome {
+			return dsm.SlotHome{Primary: to, Source: from, Epoch: 8, Had: 7, Backups: backups(list...)}
+		}
+	none, served, kept := leftOver{}, leftOver{served: true}, leftOver{served: true, kept: true}
+	offered, keptToo := leftOver{served: true, offered: true}, leftOver{served: true, kept: true, offered: true}
 	for _, c := range []struct {
-		what string
-		row  dsm.SlotHome
-		to   dsm.NodeID
-		has  bool
-		// emptied says that the source decides
-		emptied bool
+		what     string
+		row      dsm.SlotHome
+		left     leftOver
+		to, from dsm.NodeID
+		has      bool
 	}{
-		{"another is the home", dsm.SlotHome{Primary: s, Backups: backups(in(n))}, s, true, false},
-		{"a backup in sync", dsm.SlotHome{Primary: n, Backups: backups(in(b))}, b, true, false},
-		{"a backup that is being filled", dsm.SlotHome{Primary: n, Backups: backups(dsm.Backup{Node: b})}, n, false, false},
-		{"nobody else", dsm.SlotHome{Primary: n}, n, false, false},
-		{"on its way there, from a backup in sync", dsm.SlotHome{Primary: n, Source: s, Backups: backups(in(s))}, s, true, false},
-		{"on its way there, from one that has not followed", dsm.SlotHome{Primary: n, Source: s, Backups: backups(in(b), dsm.Backup{Node: s})}, n, true, true},
-		{"on its way there, from one that is no backup", dsm.SlotHome{Primary: n, Source: s, Backups: backups(in(b), in(n))}, n, true, true},
-		{"on its way there, and nobody is in sync", dsm.SlotHome{Primary: n, Source: s, Backups: backups(in(n))}, n, false, true},
-		{"on its way there, from one that is dead", dsm.SlotHome{Primary: n, Source: dead, Backups: backups(in(b))}, b, true, false},
-		{"on its way elsewhere, and a backup has it", dsm.SlotHome{Primary: s, Source: n, Backups: backups(in(n), in(b))}, b, true, false},
-		{"on its way elsewhere", dsm.SlotHome{Primary: s, Source: n, Backups: backups(in(n))}, s, false, false},
+		{"another is the home", dsm.SlotHome{Primary: s, Backups: backups(in(n))}, none, s, 0, true},
+		{"a backup in sync", here(in(b)), none, b, 0, true},
+		{"a backup in sync, though the bytes are kept", here(in(b)), kept, n, 0, true},
+		{"a backup that is being filled", here(dsm.Backup{Node: b}), none, n, 0, false},
+		{"nobody else", here(), served, n, 0, false},
+		{"nobody else, and the bytes are kept", here(), kept, n, 0, true},
+		{"on its way there, from a backup in sync", going(n, s, in(s)), none, s, 0, true},
+		{"on its way there, from one that is no backup", going(n, s, in(b), in(n)), none, s, 0, true},
+		{"on its way there, and nobody is in sync", going(n, s, in(n)), none, s, 0, true},
+		{"on its way there, from one that is dead", going(n, dead, in(b)), none, b, 0, true},
+		{"on its way there, from one that is dead, and no backup", going(n, dead), none, n, 0, false},
+		{"arrived, from a backup in sync", going(n, s, in(s)), served, s, 0, true},
+		{"arrived, and another is a backup", going(n, s, in(b), in(n)), served, b, 0, true},
+		{"arrived, and nobody is in sync", going(n, s, in(n)), served, n, 0, false},
+		{"arrived, and the bytes are kept", going(n, s, dsm.Backup{Node: b}), kept, n, 0, true},
+		{"on its way elsewhere, and a backup has it", going(s, n, in(n), in(b)), served, b, 0, true},
+		{"on its way elsewhere, and a backup has it, though the bytes are kept", going(s, n, in(n), in(b)), kept, n, 0, true},
+		{"sent elsewhere", going(s, n, in(n)), offered, s, 0, false},
+		{"sent elsewhere, and the bytes are kept", going(s, n, in(n), in(b)), keptToo, s, n, true},
+		{"sent to one that has died, and the bytes are kept", going(dead, n, in(n)), keptToo, dead, 0, false},
+		{"sent to one that has died, and a backup has it", going(dead, n, in(n), in(b)), keptToo, b, 0, true},
+		{"on its way elsewhere", going(s, n, in(n)), none, s, 0, false},
+		{"on its way elsewhere, and the bytes are kept", going(s, n, in(n)), kept, n, 0, true},
 	} {
-		if has := withdraw(v, &c.row, n); has != c.has || c.row.Primary != c.to || c.row.Emptied != c.emptied || c.row.Source != 0 && !c.emptied || c.row.BackupOf(n) >= 0 {
+		if has := withdraw(v, &c.row, n, c.left); has != c.has || c.row.Primary != c.to || c.row.Source != c.from || c.row.BackupOf(n) >= 0 {
 			t.Errorf("%s: %v, %+v", c.what, has, c.row)
 		}
 	}
 }
 
-// TestBackWithoutBytes: a slot in which no file has bytes is on its way to a node whose daemon is killed, and nobody else is certain to have it. It is the node's when the next daemon is back. Its source cannot say that: it has offered the slot.
-func TestBackWithoutBytes(t *testing.T) {
-	m := newSized(t, 1<<30, 1<<30)
-	slots := []dsm.Slot{3, 4}
-	v := m.view.Clone()
-	v.Epoch++
-	for _, slot := range slots {
-		v.Slots[slot] = dsm.SlotHome{Primary: nodeB, Source: nodeA, Epoch: v.Epoch}
+// TestBackWithBytes: of a slot that nobody else has a node goes on as the home, if its daemon had all of it, and has it still.
+func TestBackWithBytes(t *testing.T) {
+	type which struct {
+		served func(row dsm.SlotHome, since dsm.Epoch) []servedSlot
+		demand bool
+		row    func(h *dsm.SlotHome)
+		back   bool
+		// to has it then, nodeB unless set; with from, that hands it over to the node
+		to, from dsm.NodeID
 	}
-	v.Slots[4].Emptied = true // by a daemon before
-	m.view = v
-	m.must(nodeB, backOp{Node: nodeB})
-	m.must(nodeA, handoverFailedOp{Lost: slots, Epoch: m.view.Epoch})
-	for _, slot := range slots {
-		if got := m.view.Slots[slot]; got.Primary != nodeB || got.Source != 0 || got.Emptied || got.Epoch <= v.Epoch {
-			t.Errorf("%+v", got)
-		}
+	const slot = 3
+	has := func(e dsm.Epoch) []servedSlot { return []servedSlot{{Slot: 9, Since: e}, {Slot: slot, Since: e}} }
+	now := func(row dsm.SlotHome, _ dsm.Epoch) []servedSlot { return has(row.Epoch) }
+	sent := func(row dsm.SlotHome, _ dsm.Epoch) []servedSlot {
+		return []servedSlot{{slot, row.Epoch - 1, row.Epoch}}
+	}
+	was := func(row dsm.SlotHome, _ dsm.Epoch) []servedSlot { return has(row.Epoch - 1) }
+	for name, c := range map[string]which{
+		"all":                    {served: now, back: true},
+		"nothing":                {served: func(dsm.SlotHome, dsm.Epoch) []servedSlot { return nil }},
+		"what it was before":     {served: was},
+		"killed again at once":   {served: func(row dsm.SlotHome, since dsm.Epoch) []servedSlot { return has(1) }, row: func(h *dsm.SlotHome) { h.Epoch = 7 }, back: true},
+		"a file on demand":       {served: now, demand: true},
+		"it has arrived there":   {served: now, row: func(h *dsm.SlotHome) { h.Source, h.Had = nodeA, h.Epoch-1 }, back: true},
+		"it is on its way there": {served: was, row: func(h *dsm.SlotHome) { h.Source, h.Had = nodeA, h.Epoch-1 }, back: true, to: nodeA},
+		"it was on its way there, and has come with the last kill": {served: was, row: func(h *dsm.SlotHome) { h.Source, h.Had, h.Epoch = nodeA, 6, 7 }, back: true, to: nodeA},
+		"it has arrived there, on demand":                          {served: now, demand: true, row: func(h *dsm.SlotHome) { h.Source, h.Had = nodeA, h.Epoch-1 }},
+		"it is on its way elsewhere":                               {served: was, row: func(h *dsm.SlotHome) { h.Source, h.Primary, h.Had = nodeB, nodeA, h.Epoch-1 }, back: true},
+		"it was sent elsewhere":                                    {served: sent, row: func(h *dsm.SlotHome) { h.Source, h.Primary, h.Had = nodeB, nodeA, h.Epoch-1 }, back: true, to: nodeA, from: nodeB},
+		"it was sent elsewhere, on demand":                         {served: sent, demand: true, row: func(h *dsm.SlotHome) { h.Source, h.Primary, h.Had = nodeB, nodeA, h.Epoch-1 }},
+		"it was sent elsewhere before": {served: func(row dsm.SlotHome, _ dsm.Epoch) []servedSlot {
+			return []servedSlot{{slot, row.Epoch - 1, row.Epoch - 2}}
+		}, row: func(h *dsm.SlotHome) { h.Source, h.Primary, h.Had = nodeB, nodeA, h.Epoch-1 }, back: true},
+		"it is on its way elsewhere, and is not all there": {served: now, row: func(h *dsm.SlotHome) { h.Source, h.Primary, h.Had = nodeB, nodeA, h.Epoch-2 }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newSized(t, 1<<30, 1<<30)
+			ino := m.must(nodeA, createOp{Dir: dsm.RootIno, Name: "f", Kind: dsm.KindFile}).Ino
+			if c.demand {
+				m.must(nodeA, setSpecOp{ino, "residency", "demand"})
+			}
+			size := int64(dsm.PageSize)
+			f := m.must(nodeA, setAttrOp{ino, dsm.SetAttr{Size: &size}})
+			v := m.view.Clone()
+			v.Epoch += 10
+			at := v.SlotOf(f.Area(), f.Spec, 0)
+			row := v.Row(at)
+			*row = dsm.SlotHome{Primary: nodeB, Epoch: v.Epoch}
+			for i := range v.Members {
+				v.Members[i].Since = 7
+			}
+			if c.row != nil {
+				c.row(row)
+			}
+			m.view = v
+			o := backOp{Node: nodeB, Served: c.served(*row, 7)}
+			for i := range o.Served {
+				if o.Served[i].Slot == slot {
+					o.Served[i].Slot = at
+				}
+			}
+			_, err := m.do(nodeB, o)
+			if back := err == nil; back != c.back {
+				t.Fatalf("it is back: %v, want %v", err, c.back)
+			}
+			if c.to == 0 {
+				c.to = nodeB
+			}
+			if got := m.view.Row(at); c.back && (c.from == 0 && (stateAt(*got) != c.to || got.Epoch != m.view.Epoch) || c.from != 0 && (got.Primary != c.to || got.Source != c.from)) {
+				t.Errorf("%+v in epoch %d", got, m.view.Epoch)
+			}
+		})
 	}
 }
 
-// TestSourceOfAnEmptiedSlot: the source says what becomes of a slot that was on its way to a node whose daemon was killed. What it says of a backup, or the
-// daemon before of the slot, does not count meanwhile. A slot that nobody can have stays undecided.
-func TestSourceOfAnEmptiedSlot(t *testing.T) {
-	for _, c := range []struct {
-		what         string
-		back, synced bool
-		to           dsm.NodeID // 0: it stays
-	}{
-		{"not offered", true, true, nodeA},
-		{"not offered, no backup", true, false, nodeA},
-		{"offered", false, true, nodeC},
-		{"offered, no backup", false, false, 0},
-	} {
-		m := newSized(t, 1<<30, 1<<30, 1<<30)
-		const slot = 3
-		v := m.view.Clone()
-		v.Epoch++
-		was := dsm.SlotHome{Primary: nodeB, Source: nodeA, Emptied: true, Epoch: v.Epoch}
-		was.Backups[0] = dsm.Backup{Node: nodeC, InSync: c.synced}
-		v.Slots[slot] = was
-		m.view = v
-		m.must(nodeA, backupsOp{nodeC, []dsm.Slot{slot}, !c.synced, v.Epoch})
-		m.must(nodeB, slotsReadyOp{[]dsm.Slot{slot}, v.Epoch})
-		if got := m.view.Slots[slot]; got != was {
-			t.Errorf("%s: %+v before the source has spoken", c.what, got)
-		}
-		said := handoverFailedOp{Epoch: m.view.Epoch}
-		if c.back {
-			said.Back = []dsm.Slot{slot}
-		} else {
-			said.Lost = []dsm.Slot{slot}
-		}
-		m.must(nodeA, said)
-		switch got := m.view.Slots[slot]; {
-		case c.to != 0 && (got.Emptied || got.Epoch == was.Epoch || got.Primary != c.to && got.Source != c.to):
-			t.Errorf("%s: %+v", c.what, got)
-		case c.to == 0 && (!got.Emptied || got.Primary != nodeB || got.Source != nodeA):
-			t.Errorf("%s: %+v, want it undecided", c.what, got)
-		}
+// TestBothDaemonsKilled: the daemons of a home and of its only backup are killed at once. The home goes on, so nobody needs the backup.
+func TestBothDaemonsKilled(t *testing.T) {
+	m := newSized(t, 1<<30, 1<<30)
+	ino := m.must(nodeA, createOp{Dir: dsm.RootIno, Name: "f", Kind: dsm.KindFile}).Ino
+	size := int64(dsm.PageSize)
+	f := m.must(nodeA, setAttrOp{ino, dsm.SetAttr{Size: &size}})
+	v := m.view.Clone()
+	v.Epoch += 10
+	at := v.SlotOf(f.Area(), f.Spec, 0)
+	*v.Row(at) = dsm.SlotHome{Primary: nodeB, Epoch: v.Epoch}
+	v.Row(at).Backups[0] = dsm.Backup{Node: nodeA, InSync: true}
+	m.view = v
+	served := []servedSlot{{Slot: at, Since: v.Epoch}}
+	if _, err := m.do(nodeB, backOp{Node: nodeB, Served: served}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.do(nodeA, backOp{Node: nodeA}); err != nil {
+		t.Errorf("the backup, which has been made the home while its daemon was killed, cannot come back: %v", err)
 	}
 }
 
@@ -153,7 +206,7 @@ func TestAppliedBeforeAnEviction(t *testing.T) {
 			evict()
 			join()
 		}
-		_, err = send(5, backOp{nodeB, b.Inc, 4, []uint64{2, 3}, 1})
+		_, err = send(5, backOp{Node: nodeB, Inc: b.Inc, Last: 4, Keep: []uint64{2, 3}, Noted: 1})
 		ok(t, err)
 		if again, err := send(2, makes("second")); err != nil || again.Ino != made.Ino {
 			t.Errorf("twice %v: made %v, %v; before it was %v", twice, again.Ino, err, made.Ino)

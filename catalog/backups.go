@@ -27,7 +27,7 @@ func (s *state) copiesOf(v *dsm.View, slot dsm.Slot) int {
 
 // move returns the row of a slot that is to be handed over.
 func move(v *dsm.View, row dsm.SlotHome, copies int, to dsm.NodeID) dsm.SlotHome {
-	next := dsm.SlotHome{Primary: to, Source: row.Primary, Epoch: v.Epoch}
+	next := dsm.SlotHome{Primary: to, Source: row.Primary, Epoch: v.Epoch, Had: row.Epoch}
 	if copies == 1 {
 		return next
 	}
@@ -65,7 +65,7 @@ func trueFirst(a, b bool) int {
 
 // arrived ends the handover of a slot: its primary has everything, or has to do without.
 func arrived(h *dsm.SlotHome) {
-	h.Source, h.Emptied = 0, false
+	h.Source, h.Had = 0, 0
 	keep(h, func(b dsm.Backup) bool { return b.Node != h.Primary })
 }
 
@@ -127,7 +127,7 @@ func stateAt(h dsm.SlotHome) dsm.NodeID {
 
 // A home's report on a backup of it. One on a row of which the home has not heard yet, or on a backup that has been put there, or taken out of
 // sync, since, is stale and changes nothing. A backup that lags is filled anew, also if it was not in sync: a report that it is may be under way.
-// Of a slot whose new home has died, or was emptied, only its source decides, by a report on the handover: the new home may have served, so what the source has said
+// Of a slot whose new home has died only its source decides, by a report on the handover: the new home may have served, so what the source has said
 // of a backup before may not be true any more, and the backup may be the only one that has what the new home has acked.
 func (o backupsOp) apply(s *state, st step) (dsm.Inode, error) {
 	concerned := func(v *dsm.View, i dsm.Slot) *dsm.Backup {
@@ -162,8 +162,8 @@ func (o backupsOp) apply(s *state, st step) (dsm.Inode, error) {
 
 // checkBackups returns what is wrong with the backups of a row, or nil. An area that was removed has its slot until the next view.
 func (s *state) checkBackups(slot dsm.Slot, h dsm.SlotHome) error {
-	if h.Emptied && h.Source == 0 {
-		return fail(errs.Corrupt, "slot %d has arrived at a node that was emptied: %+v", slot, h)
+	if h.Source == 0 && h.Had != 0 || h.Had > h.Epoch {
+		return fail(errs.Corrupt, "slot %d: when its source became its home: %+v", slot, h)
 	}
 	removed := slot >= dsm.Slots && s.inodes[dsm.Ino(s.view.Own[slot-dsm.Slots].Area)] == nil
 	if !removed && h.Source == 0 && h.Backups[0].Node != 0 && s.copiesOf(s.view, slot) == 1 {

@@ -156,7 +156,7 @@ func (c *Catalog) SlotsReady(ctx context.Context, slots []dsm.Slot, e dsm.Epoch)
 	return err
 }
 
-// HandoverFailed says that the nodes to which this one was to hand the slots over are gone, or were emptied, in the view of epoch e. Those in back come
+// HandoverFailed says that the nodes to which this one was to hand the slots over are gone in the view of epoch e. Those in back come
 // back to it, and go to others if it leaves. Those in lost stay with the dead.
 func (c *Catalog) HandoverFailed(ctx context.Context, back, lost []dsm.Slot, e dsm.Epoch) error {
 	_, err := c.propose(ctx, handoverFailedOp{back, lost, e})

@@ -182,6 +182,8 @@ type (
 		Keep []uint64 // of those, what may come again: all others never happen any more
 		// Noted is the incarnation that has numbered those to keep.
 		Noted uint64
+		// Served are the slots that the daemon before had all of, as their home.
+		Served []servedSlot
 	}
 
 	// unheldOp says that no daemon follows that of a node: see held.go.

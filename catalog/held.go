@@ -167,7 +167,7 @@ func (s *logStore) resume(m *hold.Memory, snaps *snapStore) error {
 // Resume goes on in place of the daemon that was killed, and returns when the catalog serves. alone says that no other node is a member, so this one is
 // still the home of all. errs.Evicted: the cluster has taken the node for dead; errs.Busy: nobody else has something that it was the home of. Then no daemon
 // can follow. The caller has Join requests of others wait until the whole node has resumed.
-func (c *Catalog) Resume(ctx context.Context) (alone bool, err error) {
+func (c *Catalog) Resume(ctx context.Context, served map[dsm.Slot]dsm.Served) (alone bool, err error) {
 	c.lease.resume()
 	if id := c.calls.held.mem.Word(hold.Cluster).Load(); id != 0 {
 		c.belong(dsm.ClusterID(id))
@@ -186,23 +186,23 @@ func (c *Catalog) Resume(ctx context.Context) (alone bool, err error) {
 		return true, nil
 	}
 	// The command is proposed as soon as there is a leader: that has raft bring this node up to date at once.
-	return false, c.back(ctx, func() bool { return c.Leader() != 0 })
+	return false, c.back(ctx, served, func() bool { return c.Leader() != 0 })
 }
 
-// Back says that this node has nothing any more of what a former daemon was the home of: see back.go.
-func (c *Catalog) Back(ctx context.Context) error {
-	return c.back(ctx, func() bool { return true })
+// Back says that this node has nothing any more of what a former daemon was the home of, but for the slots that this had all of: see back.go.
+func (c *Catalog) Back(ctx context.Context, served map[dsm.Slot]dsm.Served) error {
+	return c.back(ctx, served, func() bool { return true })
 }
 
 // back is Back when a condition is true. It fails when the node is evicted.
-func (c *Catalog) back(ctx context.Context, when func() bool) error {
+func (c *Catalog) back(ctx context.Context, served map[dsm.Slot]dsm.Served, when func() bool) error {
 	ctx, cancel := c.untilEvicted(ctx)
 	defer cancel()
 	err := c.news.until(ctx, c.life, when)
 	if err == nil {
 		last, keep := c.calls.former()
 		noted := c.calls.held.mem.Word(hold.NotedInc)
-		if _, err = c.propose(ctx, backOp{c.self.ID, c.self.Inc, last, keep, noted.Load()}); err == nil {
+		if _, err = c.propose(ctx, backOp{Node: c.self.ID, Inc: c.self.Inc, Last: last, Keep: keep, Noted: noted.Load(), Served: listed(served)}); err == nil {
 			noted.Store(c.self.Inc) // it has those results
 		}
 	}

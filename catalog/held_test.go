@@ -43,7 +43,7 @@ func succeed(t *testing.T, n *node, m *hold.Memory) (*node, *hold.Memory) {
 func follow(t *testing.T, n *node, m *hold.Memory) (*node, *hold.Memory) {
 	t.Helper()
 	f, next := succeed(t, n, m)
-	alone, err := f.Resume(patient(t))
+	alone, err := f.Resume(patient(t), nil)
 	ok(t, err)
 	if others := len(f.Current().Members) - 1; alone != (others == 0) {
 		t.Errorf("alone: %t, with %d others", alone, others)
@@ -239,7 +239,7 @@ func TestNobodyElseHasIt(t *testing.T) {
 		ok(t, err)
 	}
 	f, _ := succeed(t, n, m)
-	if _, err := f.Resume(patient(t)); !errs.Is(err, errs.Busy) {
+	if _, err := f.Resume(patient(t), nil); !errs.Is(err, errs.Busy) {
 		t.Errorf("back without what it had: %v", err)
 	}
 }
@@ -263,7 +263,7 @@ func TestEvictedBeforeTheNextDaemon(t *testing.T) {
 	f, _ := succeed(t, n, m)
 	ctx, cancel := context.WithTimeout(t.Context(), patience/3)
 	defer cancel()
-	if _, err := f.Resume(ctx); !errs.Is(err, errs.Evicted) {
+	if _, err := f.Resume(ctx, nil); !errs.Is(err, errs.Evicted) {
 		t.Errorf("resumed: %v", err)
 	}
 }
@@ -278,7 +278,7 @@ func TestEvictedBeforeItIsBack(t *testing.T) {
 	forget(t, other, n)
 	ctx, cancel := context.WithTimeout(t.Context(), patience/3)
 	defer cancel()
-	if err := n.Back(ctx); !errs.Is(err, errs.Evicted) {
+	if err := n.Back(ctx, nil); !errs.Is(err, errs.Evicted) {
 		t.Errorf("back: %v", err)
 	}
 }
@@ -321,7 +321,7 @@ func TestRequestsOverAnEviction(t *testing.T) {
 	m.Word(hold.Inc).Store(1)
 	n, _ = succeed(t, n, m)
 	ok(t, n.Join(patient(t), first.self.Addr))
-	ok(t, n.Back(patient(t)))
+	ok(t, n.Back(patient(t), nil))
 	if in := grows(); in.Size != 10 {
 		t.Errorf("an append has two places: the size is %d", in.Size)
 	}

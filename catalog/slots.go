@@ -198,7 +198,7 @@ func slotsOf(v *dsm.View, n dsm.NodeID) int {
 func (o slotsReadyOp) apply(s *state, st step) (dsm.Inode, error) {
 	ready := func(v *dsm.View, i dsm.Slot) bool {
 		h := v.Row(i)
-		return h != nil && h.Primary == st.node && h.Source != 0 && !h.Emptied && o.Epoch >= h.Epoch
+		return h != nil && h.Primary == st.node && h.Source != 0 && o.Epoch >= h.Epoch
 	}
 	slots := slices.DeleteFunc(slices.Clone(o.Slots), func(i dsm.Slot) bool {
 		return !ready(s.view, i)
@@ -214,8 +214,7 @@ func (o slotsReadyOp) apply(s *state, st step) (dsm.Inode, error) {
 	return dsm.Inode{}, nil
 }
 
-// A report about an earlier move is stale and changes nothing. If nobody can take over a slot whose new home was emptied, that stays as it is:
-// were it to arrive, it would read as zero. When that home has died as well, the source reports again, and the slot is lost.
+// A report about an earlier move is stale and changes nothing.
 func (o handoverFailedOp) apply(s *state, st step) (dsm.Inode, error) {
 	failed := func(i dsm.Slot) bool {
 		h := s.view.Row(i)
@@ -231,7 +230,7 @@ func (o handoverFailedOp) apply(s *state, st step) (dsm.Inode, error) {
 			}
 		}
 		for _, i := range o.Lost {
-			if failed(i) && !takeOver(v, v.Row(i)) && isGone(v, v.Row(i).Primary) {
+			if failed(i) && !takeOver(v, v.Row(i)) {
 				arrived(v.Row(i))
 			}
 		}

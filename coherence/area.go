@@ -458,6 +458,9 @@ func (a *Area) removeLocked() {
 			a.dropPartsLocked(hr, e, func(*stagedPart) bool { return true })
 		}
 	}
+	for _, x := range a.mu.home.extents {
+		x.forgetWriters()
+	}
 	a.mu.home.init()
 	a.clearConflictsLocked(0)
 	for _, e := range a.busyExtentsLocked() {

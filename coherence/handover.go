@@ -46,15 +46,10 @@ type handovers struct {
 		sent map[dsm.Slot]dsm.Epoch // HandoverDone was sent, and the session has not broken since
 		// offered has the slots for which HandoverDone was ever sent. Their new homes may have served requests since.
 		offered map[dsm.Slot]dsm.Epoch
-		failed  map[dsm.Slot]failure // the catalog is being told
+		there   map[dsm.Slot]dsm.Epoch // the daemon before has sent all of them, and this one has nothing of them
+		failed  map[dsm.Slot]dsm.Epoch // the catalog is being told
 		runs    map[dsm.NodeID]*handoverRun
 	}
-}
-
-// failure is why a slot never arrives: its new home was emptied, or has died.
-type failure struct {
-	epoch dsm.Epoch
-	gone  bool
 }
 
 // handoverRun sends slots to one new home. Its goroutine ends when there is no slot left to send.
@@ -72,7 +67,8 @@ func (h *handovers) init(n *Node) {
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	h.mu.sent = make(map[dsm.Slot]dsm.Epoch)
 	h.mu.offered = make(map[dsm.Slot]dsm.Epoch)
-	h.mu.failed = make(map[dsm.Slot]failure)
+	h.mu.there = make(map[dsm.Slot]dsm.Epoch)
+	h.mu.failed = make(map[dsm.Slot]dsm.Epoch)
 	h.mu.runs = make(map[dsm.NodeID]*handoverRun)
 }
 
@@ -90,11 +86,22 @@ func (h *handovers) pendingLocked(v *dsm.View, to dsm.NodeID) []dsm.Slot {
 		return nil
 	}
 	for s, row := range v.Rows() {
-		if row.Source == h.node.cfg.Self && row.Primary == to && !row.Emptied && h.mu.sent[s] != row.Epoch {
+		if row.Source == h.node.cfg.Self && row.Primary == to && h.mu.sent[s] != row.Epoch {
 			out = append(out, s)
 		}
 	}
 	return out
+}
+
+// resume goes on with what the daemon before has handed over. It has sent all of it, but perhaps has not said so.
+func (h *handovers) resume() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for s, row := range h.node.cfg.View.Current().Rows() {
+		if row.Source == h.node.cfg.Self && h.node.served[s].Offered == row.Epoch {
+			h.mu.offered[s], h.mu.there[s] = row.Epoch, row.Epoch
+		}
+	}
 }
 
 func (h *handovers) viewChanged(v *dsm.View) {
@@ -124,17 +131,16 @@ func (h *handovers) viewChanged(v *dsm.View) {
 	}
 }
 
-// failuresLocked returns the slots that this node was handing over to members that have died, or were emptied, and that the catalog has not been told
+// failuresLocked returns the slots that this node was handing over to members that have died, and that the catalog has not been told
 // of. Slots that were never offered come back: this node has their state, and nobody can have changed it. So do those whose backup this node
 // is: it has all that anybody has seen. The others are lost: their new home may have merged and acked publishes that are not in the state here,
 // so to serve that would undo them.
 func (h *handovers) failuresLocked(v *dsm.View) (back, lost []dsm.Slot) {
 	for s, row := range v.Rows() {
-		why := failure{row.Epoch, isGone(v, row.Primary)}
-		if row.Source != h.node.cfg.Self || !row.Failed(v) || h.mu.failed[s] == why {
+		if row.Source != h.node.cfg.Self || !row.Failed(v) || h.mu.failed[s] == row.Epoch {
 			continue
 		}
-		h.mu.failed[s] = why
+		h.mu.failed[s] = row.Epoch
 		if i := row.BackupOf(row.Source); h.mu.offered[s] == row.Epoch && (i < 0 || !row.Backups[i].InSync) {
 			lost = append(lost, s)
 		} else {
@@ -169,8 +175,9 @@ func (h *handovers) run(r *handoverRun) {
 			h.mu.Unlock()
 			return
 		}
+		here := slices.DeleteFunc(slices.Clone(slots), func(s dsm.Slot) bool { return h.mu.there[s] == v.Row(s).Epoch })
 		h.mu.Unlock()
-		if !h.send(r, slots) || !h.copied(slots) {
+		if !h.send(r, here) || !h.copied(here) {
 			continue
 		}
 		h.mu.Lock()
@@ -179,11 +186,12 @@ func (h *handovers) run(r *handoverRun) {
 			row, was := now.Row(s), v.Row(s)
 			// If the slot was taken from this node meanwhile, perhaps nothing of it was sent: HandoverDone would have the new home serve zeroes.
 			ours := row != nil && row.Source == was.Source && row.Primary == was.Primary && row.Epoch == was.Epoch
-			return !ours || isGone(now, r.to) || row.Emptied
+			return !ours || isGone(now, r.to)
 		})
 		for _, s := range slots {
 			h.mu.sent[s] = v.Row(s).Epoch // before the message is sent: a reset from now on deletes it
 			h.mu.offered[s] = v.Row(s).Epoch
+			h.node.cfg.Store.Offers(s, v.Row(s).Epoch)
 		}
 		h.mu.Unlock()
 		if len(slots) == 0 {
@@ -323,7 +331,7 @@ func (h *handovers) extent(from dsm.NodeID, m *wire.HandoverExtent, payload []by
 		a.step(func() {
 			row := a.rowLocked(m.Extent)
 			switch {
-			case a.slotLocked(m.Extent) != m.Slot || m.Epoch < row.Epoch || row.Source != from || !a.isSelf(row.Primary) || row.Emptied || n.slotReady(m.Slot, row):
+			case a.slotLocked(m.Extent) != m.Slot || m.Epoch < row.Epoch || row.Source != from || !a.isSelf(row.Primary) || n.slotReady(m.Slot, row):
 				// It was sent again, or a newer view has changed the home: nothing to install.
 			case m.Rev > a.mu.ino.Rev && a.mu.short.ino != nil:
 				ack.Stale, ack.Rev, later = true, a.revLocked(), true
@@ -376,10 +384,13 @@ func (a *Area) installExtentLocked(m *wire.HandoverExtent, payload []byte) {
 		a.mu.home.setVersion(x, i, 0)
 	}
 	a.heardLocked(m.Version)
+	x.forgetWriters()
 	*x = *newHomeExtent(m.Version)
+	a.keepExtentLocked(m.Extent, x)
 	for _, w := range m.Writers {
 		if !a.leftLocked(w.Node, w.Seq) {
 			x.writers[w.Node], x.parts[w.Node] = w.Seq, w.Part
+			a.keepMergedLocked(m.Extent, x, w.Node)
 		}
 	}
 	k := 0
@@ -421,8 +432,9 @@ func (h *handovers) done(from dsm.NodeID, m *wire.HandoverDone) error {
 		if int(s) >= len(n.received) {
 			return errs.E(errs.Corrupt, "handover", "slot %d", s)
 		}
-		if row := v.Row(s); row != nil && row.Source == from && row.Primary == n.cfg.Self && !row.Emptied && m.Epoch >= row.Epoch {
+		if row := v.Row(s); row != nil && row.Source == from && row.Primary == n.cfg.Self && m.Epoch >= row.Epoch {
 			raise(&n.floor, m.Newest)
+			n.cfg.Store.Serves(s, row.Epoch) // before it does
 			n.received[s].Store(uint64(row.Epoch))
 			ready = append(ready, s)
 		}

@@ -28,11 +28,15 @@ func (n *Node) Resume(ctx context.Context, alone, evicted bool) error {
 		return err
 	}
 	n.readVersions()
+	n.served = n.cfg.Store.Served()
+	n.handovers.resume()
+	defer n.keepServed()
 	if !alone {
 		return n.resumeAmong(ctx, evicted)
 	}
 	var failed []error
 	for _, left := range n.cfg.Store.Areas() {
+		n.dropMerged(left.ID) // nobody else can send anything again
 		now, least, gen, ok := n.cfg.View.AreaSince(left.ID, left.Rev)
 		if !ok || now.Kind != dsm.KindFile {
 			failed = append(failed, left.Drop())

@@ -6,6 +6,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/wire"
+	"github.com/dsmfs/dsmfs/pages"
 	"github.com/dsmfs/dsmfs/pages/merge"
 )
 
@@ -28,11 +29,12 @@ type home struct {
 
 // homeExtent is the directory entry of an extent.
 type homeExtent struct {
-	version dsm.Version            // of the newest publish
-	pages   []dsm.Version          // of the newest publish to each page; 0, or past the end: none
-	data    dsm.PageSet            // pages whose bytes are not all zero
-	writers map[dsm.NodeID]dsm.Seq // the newest publish that was merged, for each publisher
-	parts   map[dsm.NodeID]dsm.Seq // likewise, the newest part of a round
+	version dsm.Version                  // of the newest publish
+	pages   []dsm.Version                // of the newest publish to each page; 0, or past the end: none
+	data    dsm.PageSet                  // pages whose bytes are not all zero
+	writers map[dsm.NodeID]dsm.Seq       // the newest publish that was merged, for each publisher
+	parts   map[dsm.NodeID]dsm.Seq       // likewise, the newest part of a round
+	kept    map[dsm.NodeID]*pages.Merged // these for the next daemon; nil: nothing
 }
 
 func (h *home) init() {
@@ -118,6 +120,7 @@ func (a *Area) homeExtentLocked(e dsm.ExtentIndex) *homeExtent {
 	if x == nil {
 		x = newHomeExtent(0)
 		a.mu.home.extents[e] = x
+		a.keepExtentLocked(e, x)
 		a.mu.home.below = max(a.mu.home.below, e+1)
 		// The base copy of the extent, still all zero, becomes the home copy.
 		if !a.mu.mem.Homed(e) {
@@ -161,8 +164,12 @@ func (a *Area) homePublishLocked(from dsm.NodeID, m *wire.Publish, payload []byt
 			ack.Rode.Add(i)
 		}
 	}
+	adds := a.beginAddingLocked(m.Extent)
 	a.overflowedLocked(a.mu.kernel.Apply(&delta, func(i int) []byte {
 		mem.PrefetchNext(m.Extent, &m.Pages, i)
+		if adds {
+			mem.BeforeAdding(page(m.Extent, i))
+		}
 		return mem.Home(page(m.Extent, i))
 	}))
 	a.overtakePartsLocked(from, m.Seq, &delta)
@@ -172,6 +179,7 @@ func (a *Area) homePublishLocked(from dsm.NodeID, m *wire.Publish, payload []byt
 		a.lookAtHomeLocked(m.Extent, x, i)
 	}
 	x.writers[from] = m.Seq
+	a.addedLocked(m.Extent, x, adds, from)
 	a.publishedByLocked(from, m.Extent)
 	a.node.stats.publishesMerged.Add(1)
 	f := forwarding{publish: m, payload: payload}
@@ -288,8 +296,7 @@ func (a *Area) homeViewChangedLocked(old *dsm.View) {
 	}
 	for _, n := range a.forgottenLocked(old) {
 		for _, x := range a.mu.home.extents {
-			delete(x.writers, n)
-			delete(x.parts, n)
+			x.forgetWriter(n)
 		}
 	}
 	a.roundsViewChangedLocked(old)
@@ -333,6 +340,7 @@ func (a *Area) resignLocked(e dsm.ExtentIndex) {
 	for i := range h.extents[e].pages {
 		h.setVersion(h.extents[e], i, 0)
 	}
+	h.extents[e].forgetWriters()
 	delete(h.extents, e)
 	if a.mu.mem != nil {
 		a.mu.mem.ResignHome(e)

@@ -52,7 +52,7 @@ func TestVersionsAfterAHandover(t *testing.T) {
 		s := newHomed(t, 2, sums(1, dsm.ApplyArrival))
 		before, after := s.nodes[0], s.nodes[1]
 		ahead := dsm.Version(1).Next(before.node.cfg.Now().Add(1 << 50))
-		raise(&before.node.newest, ahead) // it has drawn that for another file
+		raise(before.node.newest, ahead) // it has drawn that for another file
 		s.move(after, 1)
 		s.drain()
 		s.catchUp()

@@ -81,8 +81,8 @@ type Node struct {
 	// s, has got all its state; until then requests to it are parked.
 	received [dsm.Slots + dsm.MaxOwnSlots]atomic.Uint64
 
-	newest atomic.Uint64 // newest version of any area
-	floor  atomic.Uint64 // homes on this node draw later versions: see HandoverDone
+	newest *atomic.Uint64 // newest version of any area; if the node has a holder, the next daemon goes on with it
+	floor  atomic.Uint64  // homes on this node draw later versions: see HandoverDone
 
 	mu struct {
 		lockrank.Mutex
@@ -98,8 +98,9 @@ type Node struct {
 	fills     fills
 	scrub     scrub
 	room      room
-	keeps     atomic.Bool // KeepPages was called
-	resuming  atomic.Bool // between Resume and Resumed
+	keeps     atomic.Bool             // KeepPages was called
+	resuming  atomic.Bool             // between Resume and Resumed
+	served    map[dsm.Slot]dsm.Served // what the daemon before had all of, as the home, when Resume began
 
 	newMemory     func(id dsm.AreaID, size int64, demand bool) (*pages.Area, error) // tests make it fail
 	resize        func(mem interface{ Resize(size int64) error }, size int64) error // likewise
@@ -124,9 +125,11 @@ func New(cfg Config) *Node {
 	if cfg.Linger == 0 {
 		cfg.Linger = DefaultLinger
 	}
-	n := &Node{cfg: cfg, newMemory: newMemory, resize: resize, free: func(f func()) { go f() }, closePatience: closePatience}
+	n := &Node{cfg: cfg, newest: new(atomic.Uint64), newMemory: newMemory, resize: resize, free: func(f func()) { go f() }, closePatience: closePatience}
 	if cfg.Store != nil {
 		n.newMemory = n.heldMemory
+		n.newest = cfg.Store.Newest()
+		n.floor.Store(n.newest.Load())
 	}
 	n.mu.Init("coherence.Node")
 	n.mu.areas = make(map[dsm.AreaID]*Area)
@@ -222,6 +225,7 @@ func (n *Node) ViewChanged(v *dsm.View) {
 		for _, a := range n.all() {
 			a.step(func() {})
 		}
+		n.keepServed()
 		n.handovers.viewChanged(v)
 		n.fills.viewChanged(v)
 	}()

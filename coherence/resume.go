@@ -25,7 +25,14 @@ func (n *Node) resumeAmong(ctx context.Context, evicted bool) error {
 		for done := false; !done; {
 			now, least, gen, ok := n.cfg.View.AreaSince(left.ID, left.Rev)
 			a, err := n.area(left.ID)
-			if !ok || now.Kind != dsm.KindFile || !left.Newest() || errs.Is(err, errs.NotExist) {
+			stays := false
+			if ok && now.Kind == dsm.KindFile && err == nil {
+				a.note(func() { stays = a.staysAHomeLocked() })
+			}
+			if !stays {
+				n.dropMerged(left.ID)
+			}
+			if !ok || now.Kind != dsm.KindFile || !left.Newest() && !stays || errs.Is(err, errs.NotExist) {
 				if err == nil {
 					a.step(func() {
 						a.mu.kernelHad = left.KernelHas()
@@ -46,7 +53,10 @@ func (n *Node) resumeAmong(ctx context.Context, evicted bool) error {
 				a.step(func() {
 					a.inodeChangedLocked(now)                 // the catalog may not have told yet, or will not before this is over
 					if done = a.mu.ino.Rev == now.Rev; done { // else it has changed once more
-						err = a.resumeReplicaLocked(left, versions, least, uncertain, evicted)
+						if stays {
+							left.Homed = a.staysHomeLocked
+						}
+						err = a.resumeOneLocked(left, versions, least, uncertain, evicted)
 					}
 				})
 			}
@@ -74,13 +84,13 @@ func (n *Node) Resumed() {
 					}
 				}()
 			}
+			if a.mu.whole.halved && r.writers == 0 { // nobody is about to publish
+				a.mu.arrived = append(a.mu.arrived, func() { n.handovers.publishLeft(a) })
+			}
 			if !r.subscribed {
 				return
 			}
 			a.dropLeftDraftsLocked()
-			if a.mu.whole.halved && r.writers == 0 { // nobody is about to publish
-				a.mu.arrived = append(a.mu.arrived, func() { n.handovers.publishLeft(a) })
-			}
 			switch {
 			case r.opens == 0: // the kernel keeps nothing over the next open, and takes no notice before
 				a.mu.cached = pages.NewCached(a.mu.mem)
@@ -95,6 +105,21 @@ func (n *Node) Resumed() {
 	}
 }
 
+// resumeOneLocked takes over an area of which a program had a replica, or of which this node stays a home.
+func (a *Area) resumeOneLocked(left pages.Left, versions leftVersions, least, uncertain int64, evicted bool) error {
+	if left.Newest() {
+		return a.resumeReplicaLocked(left, versions, least, uncertain, evicted)
+	}
+	a.mu.kernelHad = left.KernelHas()
+	mem, err := left.Take(a.mu.ino.Size, least)
+	if err != nil {
+		return err
+	}
+	a.resumeHomesLocked(mem, versions.Whole)
+	a.versionsLeftLocked(versions, a.versionedLocked())
+	return nil
+}
+
 // resumeReplicaLocked makes a replica of what was left. All pages are here, of a version that is not known. The area has been as short as least since. From the
 // byte uncertain on others may have truncated what programs see. evicted is that of Resume.
 func (a *Area) resumeReplicaLocked(left pages.Left, versions leftVersions, least, uncertain int64, evicted bool) error {
@@ -103,10 +128,13 @@ func (a *Area) resumeReplicaLocked(left pages.Left, versions leftVersions, least
 		return err
 	}
 	a.compareLeftLocked()
+	if left.Homed != nil {
+		a.homesLeftLocked(versions.Whole)
+	}
 	if err := a.replicaOfLocked(sent, least, evicted); err != nil {
 		return err
 	}
-	a.versionsLeftLocked(versions, false)
+	a.versionsLeftLocked(versions, left.Homed != nil && a.versionedLocked())
 	return nil
 }
 

@@ -93,12 +93,14 @@ func (a *Area) returningLocked() {
 // there to elements to which this node has stored: as this node was with the majority, its values stay, and it keeps those of the home.
 func (a *Area) homesReturnedLocked(old *dsm.View) {
 	a.compareLocked(true, func(e dsm.ExtentIndex) bool {
-		row, was := a.rowLocked(e), old.Row(a.slotLocked(e))
-		if a.isSelf(row.Primary) || row.Source != 0 || was == nil || was.Primary != row.Primary || a.mu.absence.has(e) {
+		row, had := a.rowLocked(e), old.Row(a.slotLocked(e))
+		if a.isSelf(row.Primary) || row.Source != 0 || had == nil || had.Primary != row.Primary || a.mu.absence.has(e) {
 			return false
 		}
 		m, ok := a.mu.view.Member(row.Primary)
-		return ok && !m.Gone && wasOther(old, m)
+		before, was := old.Member(row.Primary)
+		again := was && (before.Gone || before.Inc != m.Inc) || !was && old.Knows(row.Primary) // one that goes on with another daemon was not cut off
+		return ok && !m.Gone && again
 	})
 }
 
@@ -234,7 +236,7 @@ func (a *Area) comparedAllLocked() bool {
 			continue
 		}
 		a.resendAllLocked(e, x)
-		if len(x.parts) > 0 { // the home may have been told already that this node is in no round, or has contributed all
+		if x.hasPart() { // the home may have been told already that this node is in no round, or has contributed all
 			a.markAgainAtLocked(a.rowLocked(e).Primary)
 		}
 		if x.wanted {

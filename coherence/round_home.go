@@ -349,6 +349,7 @@ func (a *Area) mergeRoundLocked(hr *homeRound, writers int) {
 		bases[e], x.version = x.version, v
 		alone := len(parts) == 1 && a.mu.kernel.Last() // then there is nothing to add up
 		var rode dsm.PageSet                           // pages whose base follows
+		adds := a.beginAddingLocked(e)
 		rides := alone && changed != nil && a.ridesAloneLocked(e, &parts[0])
 		for i := range all.All() {
 			if changed != nil {
@@ -356,6 +357,9 @@ func (a *Area) mergeRoundLocked(hr *homeRound, writers int) {
 			}
 			if mem.BeforeHomeWrite(page(e, i), rides) {
 				rode.Add(i)
+			}
+			if adds {
+				mem.BeforeAdding(page(e, i))
 			}
 			if alone {
 				a.mu.kernel.Overlay(&parts[0].delta, i, mem.Home(page(e, i)))
@@ -370,9 +374,14 @@ func (a *Area) mergeRoundLocked(hr *homeRound, writers int) {
 			h.setVersion(x, i, v)
 			a.lookAtHomeLocked(e, x, i)
 		}
+		var from []dsm.NodeID
 		for i := range parts {
 			parts[i].data.Release()
+			if i == 0 || parts[i].from != parts[i-1].from {
+				from = append(from, parts[i].from)
+			}
 		}
+		a.addedLocked(e, x, adds, from...)
 		a.node.stats.publishesMerged.Add(uint64(len(parts)))
 		if changed != nil {
 			changed[e], rodes[e] = all, rode

@@ -76,10 +76,10 @@ func dropBackup(row *dsm.SlotHome, n dsm.NodeID) {
 // movedTo returns the row of what a node is to take over from the home in the given row. That one is among the backups meanwhile; and the new home,
 // if it is one in sync, has place there too.
 func (s *sim) movedTo(row dsm.SlotHome, to dsm.NodeID, e dsm.Epoch) dsm.SlotHome {
-	next := dsm.SlotHome{Primary: to, Source: row.Primary, Epoch: e}
+	next := dsm.SlotHome{Primary: to, Source: row.Primary, Epoch: e, Had: row.Epoch}
 	switch {
 	case row.Primary == to:
-		next.Source, next.Backups = 0, row.Backups
+		next.Source, next.Had, next.Backups = 0, 0, row.Backups
 	case s.copies > 1:
 		synced, filling := backups(&row)
 		last := []dsm.Backup(nil)
@@ -95,7 +95,7 @@ func (s *sim) movedTo(row dsm.SlotHome, to dsm.NodeID, e dsm.Epoch) dsm.SlotHome
 
 // arrived ends the handover of a row.
 func arrived(row *dsm.SlotHome) {
-	row.Source, row.Emptied = 0, false
+	row.Source, row.Had = 0, 0
 	dropBackup(row, row.Primary)
 }
 

@@ -191,7 +191,7 @@ func (n *simNode) SlotsReady(ctx context.Context, slots []dsm.Slot, e dsm.Epoch)
 	}
 	v := s.lastViewLocked().Clone()
 	for _, sl := range slots {
-		if row := v.Row(sl); row.Primary == n.id && row.Source != 0 && !row.Emptied && e >= row.Epoch {
+		if row := v.Row(sl); row.Primary == n.id && row.Source != 0 && e >= row.Epoch {
 			arrived(row)
 			v.Epoch++
 		}

@@ -287,9 +287,15 @@ func (n *simNode) apply() {
 
 // snapshot has the node get the catalog as a snapshot: it sees the last entries only.
 func (n *simNode) snapshot() {
-	if n.away {
-		return
+	if !n.away {
+		n.look()
+		n.node.Reset()
+		n.sim.rest()
 	}
+}
+
+// look shows the node the catalog's newest state, and does not tell the data plane of it.
+func (n *simNode) look() {
 	n.sim.mu.Lock()
 	old := n.ino
 	n.ino, n.view, n.applied = n.sim.lastInodeLocked(), n.sim.lastViewLocked(), len(n.sim.log)
@@ -300,8 +306,6 @@ func (n *simNode) snapshot() {
 	if least < old.Size && n.sim.onShrink != nil {
 		n.sim.onShrink(n, least) // now, for a write(2) that is under way may be done after the shrink
 	}
-	n.node.Reset()
-	n.sim.rest()
 }
 
 // behindCatalog reports whether there is a entry that the node has not applied.
@@ -414,10 +418,16 @@ func (s *sim) moveSlots() {
 			}
 		}
 	}
-	if changed {
-		s.assign(v)
-		s.commit(entry{nil, v})
+	if !changed {
+		return
 	}
+	s.assign(v)
+	for _, n := range s.nodes {
+		if n.away && n.held != nil && !n.dead && !s.goesBack(v.Clone(), n) {
+			return // the next daemon of the node could not come back
+		}
+	}
+	s.commit(entry{nil, v})
 }
 
 // isAlone reports whether the daemon of a node was killed, of what moves to which nobody has a copy.

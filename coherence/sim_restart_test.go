@@ -2,6 +2,7 @@ package coherence
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"sync/atomic"
 
@@ -177,15 +178,17 @@ func (s *sim) goesBack(v *dsm.View, n *simNode) bool {
 	for e := range dsm.ExtentIndex(ino.Spec.CoveringExtents(s.fullSize())) { // it may have been shrunk
 		bytes[s.slotOf(v, e)] = true
 	}
-	for sl, row := range v.Rows() {
-		if s.withdraws(v, row, n) {
-			continue
-		}
-		if bytes[sl] {
+	served := map[dsm.Slot]dsm.Served{}
+	if n.held != nil {
+		served = n.config.Store.Served()
+	}
+	since := v.Members[n.i].Since
+	for sl, row := range v.Rows() { // as in catalog/back.go
+		x, any := served[sl]
+		became := func(home dsm.Epoch) bool { return any && (x.Since == home || since != 0 && home == since) }
+		had := row.Primary == n.id && row.Source != 0 && any && x.Since == row.Epoch || row.Primary == n.id && row.Source == 0 && became(row.Epoch) || row.Source == n.id && became(row.Had)
+		if !s.withdraws(v, row, n, had, x.Offered == row.Epoch) && bytes[sl] {
 			return false
-		}
-		if row.Emptied {
-			*row = dsm.SlotHome{Primary: n.id, Epoch: v.Epoch}
 		}
 	}
 	v.Members[n.i].Since = v.Epoch
@@ -193,30 +196,24 @@ func (s *sim) goesBack(v *dsm.View, n *simNode) bool {
 	return true
 }
 
-// withdraws takes a node out of a row as the catalog does. It returns false if it is not certain that somebody else has everything.
-func (s *sim) withdraws(v *dsm.View, row *dsm.SlotHome, n *simNode) bool {
-	involved, source := row.Primary == n.id || row.Source == n.id, row.Source
+// withdraws takes a node out of a row as the catalog does, of which its daemon had all or not, and has sent all to the next home or not. It returns false if it is not certain that somebody has everything.
+func (s *sim) withdraws(v *dsm.View, row *dsm.SlotHome, n *simNode, had, offered bool) bool {
 	dropBackup(row, n.id)
-	if synced, _ := backups(row); row.Emptied && len(synced) == 0 {
-		return false // if the source does not serve any more nobody has anything
-	}
 	switch {
-	case row.Primary == n.id && source != 0: // which may still serve: only it knows when it has stopped
-		if i := row.BackupOf(source); i >= 0 && row.Backups[i].InSync {
-			*row = restarted(v, *row, source)
-			return true
-		}
-		row.Emptied = true // the source says whether it still is the home
-		synced, _ := backups(row)
-		return len(synced) > 0 // else it may lack what the node has acked
-	case !involved || s.succeed(v, row):
-		return true
+	case row.Primary != n.id && row.Source != n.id, row.Source == n.id && had && offered && !v.Members[row.Primary-1].Gone:
+	case row.Primary == n.id && row.Source != 0 && !had && !v.Members[row.Source-1].Gone:
+		*row = restarted(v, *row, row.Source)
+	case had && !(row.Source == n.id && offered):
+		*row = restarted(v, *row, n.id)
+	case s.succeed(v, row):
 	case row.Primary == n.id:
 		*row = dsm.SlotHome{Primary: n.id, Epoch: v.Epoch}
+		return false
 	default:
 		arrived(row)
+		return false
 	}
-	return false
+	return true
 }
 
 // callsOfRound reports whether a call of a round has not returned. It may go on for a while when it was given up, and its program calls nothing else meanwhile: the end of
@@ -291,10 +288,18 @@ func (r *simRun) restart(n *simNode) {
 	n.newDaemon()
 	clear(n.merged)
 	r.untilNext(n)
+	evicted := r.lastView().Members[n.i].Gone
+	if evicted { // before it joins again the sources of what was on its way there have said what becomes of it
+		for _, o := range r.nodes {
+			for o != n && !o.dead && o.behindCatalog() {
+				o.apply()
+			}
+		}
+		r.rest()
+	}
 	v = r.lastView().Clone()
 	v.Epoch++
 	m := &v.Members[n.i]
-	evicted := m.Gone
 	if evicted { // it joins again
 		m.Gone, m.Leaving, m.Inc = false, false, m.Inc+1
 	}
@@ -304,10 +309,11 @@ func (r *simRun) restart(n *simNode) {
 	r.commit(entry{nil, v})
 	r.setAway(n, false)
 	n.fenced.Store(false)
-	n.snapshot()
+	n.look()
 	if err := n.node.Resume(r.t.Context(), false, evicted); err != nil {
 		r.t.Fatal(err)
 	}
+	n.node.Reset() // of whatever came before the daemon did not hear
 	open := func(write bool) {
 		a, err := n.node.Reopen(r.t.Context(), simArea, write)
 		if err != nil {
@@ -525,3 +531,33 @@ func awayOf(c simCase, name string) simCase {
 }
 
 func init() { simCases = append(simCases, restartCases...) }
+
+// checkMerged: what the next daemon would know of the extents of a home is what this one knows.
+func (r *simRun) checkMerged() {
+	for _, n := range r.programNodes() {
+		if n.dead || n.away || n.area == nil {
+			continue
+		}
+		a := n.area
+		a.mu.Lock()
+		want := make(map[string]bool)
+		for e, x := range a.mu.home.extents {
+			for w := range maps.Keys(x.writers) {
+				want[fmt.Sprint(e, w, x.writers[w], x.parts[w])] = true
+			}
+			want[fmt.Sprint(e, n.id, x.writers[n.id], x.parts[n.id])] = true
+			for w := range x.parts {
+				want[fmt.Sprint(e, w, x.writers[w], x.parts[w])] = true
+			}
+		}
+		a.mu.Unlock()
+		got := make(map[string]bool)
+		for _, m := range n.config.Store.MergedOf(simArea) {
+			seq, part := m.Get()
+			got[fmt.Sprint(m.Extent(), m.Writer(), seq, part)] = true
+		}
+		if !maps.Equal(got, want) {
+			r.t.Fatalf("node %d: the next daemon would know of %v, want %v", n.i, slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want)))
+		}
+	}
+}

@@ -118,7 +118,7 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 	}
 	draw := rand.New(rand.NewPCG(seed, 4))
 	copies := 1 + draw.IntN(dsm.MostReplicas)
-	if c.crashes || c.aways || c.restarts {
+	if c.crashes || c.aways {
 		copies = max(copies, 2)
 	}
 	if r.alone = c.alone; c.alone {
@@ -158,6 +158,9 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 		r.rest()
 		r.check()
 		r.checkVersions()
+		if c.restarts {
+			r.checkMerged()
+		}
 	}
 	r.settle()
 	r.checkVersions()

@@ -26,6 +26,16 @@ func (x *replicaExtent) publications() iter.Seq[*publication] {
 	}
 }
 
+// hasPart reports whether one of them is a part of a round.
+func (x *replicaExtent) hasPart() bool {
+	for pub := range x.publications() {
+		if pub.round != (dsm.RoundID{}) {
+			return true
+		}
+	}
+	return false
+}
+
 // keepPartLocked adds a part to those that wait for the end of their round, and dropPartLocked takes one out.
 func (a *Area) keepPartLocked(x *replicaExtent, pub *publication) {
 	x.parts = append(x.parts, pub)

@@ -21,7 +21,7 @@ func (a *Area) heardLocked(v dsm.Version) {
 		return
 	}
 	a.mu.newest = v
-	raise(&a.node.newest, v)
+	raise(a.node.newest, v)
 	a.mu.wake = a.mu.wake || len(a.mu.replica.waits) > 0
 	for _, id := range slices.Sorted(maps.Keys(a.mu.home.untils)) {
 		if m := a.mu.home.untils[id]; m.Until <= v {

@@ -24,7 +24,7 @@ type View interface {
 	// SlotsReady tells the cluster that this node, the primary of the slots, has received all their
 	// state from the previous primary.
 	SlotsReady(ctx context.Context, slots []dsm.Slot, e dsm.Epoch) error
-	// HandoverFailed tells the cluster that the nodes which were to take slots from this one have died, or were emptied. It has those in back as they
+	// HandoverFailed tells the cluster that the nodes which were to take slots from this one have died. It has those in back as they
 	// were, and nobody has served them since. Those in lost may have been served. e is the epoch of the view that says so.
 	HandoverFailed(ctx context.Context, back, lost []dsm.Slot, e dsm.Epoch) error
 	// BackupInSync tells the cluster that a backup of slots of which this node is the primary, in the view of epoch e, has all that anybody has

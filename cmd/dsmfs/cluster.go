@@ -94,13 +94,15 @@ func (i info) Cluster() []control.Stat {
 	if v.Trust != nil {
 		encrypted = 1
 	}
+	ends := i.n.cats.last().EndWithDaemon(i.n.data.Served())
 	uncovered, all := i.n.cats.last().Uncovered()
 	if h := i.n.cfg.held; h.isFollowed() && h.mem.Word(hold.Others).Load() == 0 { // the next daemon has all
-		uncovered, all = 0, 0
+		uncovered, all, ends = 0, 0, 0
 	}
 	return []control.Stat{
 		control.Figure("id", v.Cluster), control.Figure("epoch", v.Epoch), control.Figure("members", len(v.Members)), control.Figure("voters", voters),
 		control.Figure("leader", i.n.cats.last().Leader()), control.Figure("lease", v.Lease), control.Figure("encrypted", encrypted), control.Figure("uncovered", uncovered), control.Figure("uncovered_anywhere", all),
+		control.Figure("ends_with_daemon", ends),
 	}
 }
 

@@ -226,7 +226,7 @@ func (n *node) resume(ctx context.Context) error {
 	var err error = errs.E(errs.Evicted, "resume", "")
 	alone := false
 	if n.cfg.held.mem.Word(hold.Rejoining).Load() == 0 {
-		alone, err = n.cats.last().Resume(ctx)
+		alone, err = n.cats.last().Resume(ctx, n.data.Served())
 	}
 	if errs.Is(err, errs.Evicted) {
 		err = n.resumeAnew(ctx)
@@ -282,7 +282,7 @@ func (n *node) resumeAnew(ctx context.Context) error {
 		}
 	}
 	if err == nil {
-		err = next.Back(ctx)
+		err = next.Back(ctx, n.data.Served())
 	}
 	return err
 }

@@ -117,7 +117,7 @@ func holderOf(dir string) int {
 // askLimit is how long the verb waits for what a daemon says of the cluster.
 const askLimit = 2 * time.Second
 
-// followable returns an error while parts of the memory of a cluster have no other copy: no daemon could follow. Nor must one that is there, and does not say.
+// followable returns an error while parts of the memory of a cluster would be lost with the daemon: none could follow. Nor must one that is there, and does not say.
 func followable(point, dir string) error {
 	var figures map[string]string
 	var err error
@@ -137,8 +137,8 @@ func followable(point, dir string) error {
 	if err != nil {
 		return fail(exitOther, "%w", err)
 	}
-	if k := figures["uncovered"]; figures["members"] != "1" && k != "0" { // if there is only one the holder knows more
-		return fail(exitOther, "%s: %s parts of the memory of the cluster are at this node and have no other copy yet, so the mount could be lost: try again in some seconds (uncovered in /.dsm/cluster). A file with user.dsm.replicas=1 never has one", point, k)
+	if k := figures["ends_with_daemon"]; figures["members"] != "1" && k != "0" { // if there is only one the holder knows more
+		return fail(exitOther, "%s: %s parts of the memory of the cluster are only at this node, and end with its daemon, so the mount would be lost: try again in some seconds (ends_with_daemon in /.dsm/cluster). A file on demand with user.dsm.replicas=1 always does", point, k)
 	}
 	return nil
 }

@@ -13,11 +13,10 @@ type SlotHome struct {
 	Primary NodeID
 	// Source is the previous primary while it hands the slot over, else 0.
 	Source NodeID
-	// Emptied says that the daemon of Primary was killed before the slot had arrived, for all that is known: it has nothing of it. Only
-	// Source knows whether Primary may have served.
-	Emptied bool
 	// Epoch is the epoch of the view in which Primary became primary.
 	Epoch Epoch
+	// Had is likewise that of Source, 0 if there is none.
+	Had Epoch
 	// Backups keep copies of what the primary has; the zero Backup is none. While Source is not 0, those in sync have what the source has,
 	// and the primary can be one of them.
 	Backups [MostBackups]Backup
@@ -57,10 +56,10 @@ func (h *SlotHome) Settled() bool {
 	return h.Source == 0 && !slices.ContainsFunc(h.Backups[:], func(b Backup) bool { return b.Former })
 }
 
-// Failed reports whether the slot never arrives where it is going: its new primary has died, or was emptied.
+// Failed reports whether the slot never arrives where it is going: its new primary has died.
 func (h *SlotHome) Failed(v *View) bool {
 	m, _ := v.Member(h.Primary)
-	return h.Source != 0 && (m.Gone || h.Emptied)
+	return h.Source != 0 && m.Gone
 }
 
 // BackupOf returns the place of a node in Backups, or -1.

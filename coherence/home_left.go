@@ -1,0 +1,189 @@
+package coherence
+
+import (
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/pages"
+)
+
+// What the home of an extent knows of it outlives the daemon with its bytes (pages.Keep): which publishes they contain. So where nobody else has all of a slot, the next daemon can go on as its home, and a publish that is sent
+// again counts once.
+
+// beginAddingLocked is called before something is merged into an extent. It reports whether that must not be done twice: then the next daemon takes it back if this one is killed before addedLocked.
+func (a *Area) beginAddingLocked(e dsm.ExtentIndex) (adds bool) {
+	if adds = a.node.cfg.Store != nil && a.mu.kernel.Adds(); adds {
+		a.mu.mem.BeginAdding(e)
+	}
+	return adds
+}
+
+// addedLocked has the next daemon know which publishes of some nodes an extent contains. It is called when they are merged, and before they are answered. adds is what beginAddingLocked has said.
+func (a *Area) addedLocked(e dsm.ExtentIndex, x *homeExtent, adds bool, from ...dsm.NodeID) {
+	if adds {
+		by := make([]pages.AddedBy, len(from))
+		for i, n := range from {
+			by[i] = pages.AddedBy{Writer: n, Seq: x.writers[n], Part: x.parts[n]}
+		}
+		a.mu.mem.Added(by)
+		defer a.mu.mem.EndAdding()
+	}
+	for _, n := range from {
+		a.keepMergedLocked(e, x, n)
+	}
+}
+
+// keepMergedLocked has the next daemon know which publishes of a node an extent contains.
+func (a *Area) keepMergedLocked(e dsm.ExtentIndex, x *homeExtent, writer dsm.NodeID) {
+	if a.node.cfg.Store == nil {
+		return
+	}
+	m := x.kept[writer]
+	if m == nil {
+		m = a.node.cfg.Store.KeepMerged(a.id, e, writer)
+		x.kept[writer] = m
+	}
+	m.Set(x.writers[writer], x.parts[writer])
+}
+
+// keepExtentLocked has the next daemon know that the node has state of an extent as its home, also if its bytes are all zero and nobody is left who has published to it: what others have of it may be older.
+func (a *Area) keepExtentLocked(e dsm.ExtentIndex, x *homeExtent) {
+	if s := a.node.cfg.Store; s != nil {
+		x.kept = map[dsm.NodeID]*pages.Merged{a.node.cfg.Self: s.KeepMerged(a.id, e, a.node.cfg.Self)}
+	}
+}
+
+// keepServed has the next daemon know of which slots this node has all: those of which it is the home, and those that it hands over. It may run several times at once, and late: what is kept is not of a later view than the one
+// that is current after it was looked at.
+func (n *Node) keepServed() {
+	s := n.cfg.Store
+	if s == nil {
+		return
+	}
+	kept := s.Served()
+	v := n.cfg.View.Current()
+	due := make(map[dsm.Slot]bool)
+	for _, a := range n.all() {
+		a.note(func() {
+			if !a.dueLocked() {
+				return
+			}
+			for e, x := range a.mu.standby.extents {
+				if x.due {
+					due[a.slotLocked(e)] = true
+				}
+			}
+		})
+	}
+	for slot, row := range v.Rows() {
+		since := row.Epoch
+		switch {
+		case row.Source == n.cfg.Self:
+			since = row.Had
+		case row.Primary != n.cfg.Self:
+			continue
+		}
+		if !due[slot] && (row.Primary != n.cfg.Self || n.slotReady(slot, row)) {
+			s.Serves(slot, since)
+		} else if kept[slot].Since != since { // else it is ready now
+			continue
+		}
+		delete(kept, slot)
+	}
+	for slot, x := range kept {
+		s.ServesNot(slot, x.Since)
+	}
+}
+
+// Served returns the slots that this node, or the daemon before, has all of, as their home.
+func (n *Node) Served() map[dsm.Slot]dsm.Served { return n.cfg.Store.Served() }
+
+// staysHomeLocked reports whether this node goes on as the home of an extent, with what the daemon before had.
+func (a *Area) staysHomeLocked(e dsm.ExtentIndex) bool {
+	row := a.rowLocked(e)
+	_, had := a.node.served[a.slotLocked(e)]
+	return had && (a.isSelf(row.Primary) && row.Source == 0 || a.isSelf(row.Source)) // who is to be the next home may be killed before it has heard that it has all
+}
+
+// staysAHomeLocked reports whether that is so of any extent.
+func (a *Area) staysAHomeLocked() bool {
+	for e := range dsm.ExtentIndex(a.coveringLocked()) {
+		if a.staysHomeLocked(e) {
+			return true
+		}
+	}
+	return false
+}
+
+// resumeHomesLocked makes the node the home again of what the base copy has of the extents of which it stays the home. No program could store to the area.
+func (a *Area) resumeHomesLocked(mem *pages.Area, whole dsm.Version) {
+	mem.SetDrops(&a.mu.drops)
+	a.mu.mem, a.mu.cached = mem, pages.NewCached(mem)
+	a.followedLocked()
+	for e := range dsm.ExtentIndex(a.extentsLocked()) {
+		if !a.staysHomeLocked(e) {
+			a.forgetLocked(e)
+		}
+	}
+	a.homesLeftLocked(whole)
+	a.freeIfUnusedLocked()
+}
+
+// homesLeftLocked makes the node the home again of the extents of which it stays that. All their pages have one new version: what was pushed to whom is not known any more. In a versioned area
+// they have the last whole one.
+func (a *Area) homesLeftLocked(whole dsm.Version) {
+	had := make(map[dsm.ExtentIndex]bool)
+	a.mu.mem.Data(func(p dsm.PageIndex) {
+		e, _ := p.Extent()
+		had[e] = true
+	})
+	merged := a.node.cfg.Store.MergedOf(a.id)
+	for _, m := range merged {
+		had[m.Extent()] = true
+	}
+	v := whole
+	if !a.versionedLocked() || v == 0 {
+		v = a.drawLocked()
+	}
+	for e := range had {
+		if int(e) >= a.extentsLocked() || !a.staysHomeLocked(e) {
+			continue
+		}
+		x := a.homeExtentLocked(e)
+		x.version = v
+		for i := range a.withinLocked(e).All() {
+			a.mu.home.setVersion(x, i, v)
+			a.lookAtHomeLocked(e, x, i)
+		}
+	}
+	for _, m := range merged {
+		x := a.mu.home.extents[m.Extent()]
+		if x == nil || a.leftLocked(m.Writer(), 0) {
+			m.Drop()
+			continue
+		}
+		x.kept[m.Writer()] = m
+		x.writers[m.Writer()], x.parts[m.Writer()] = m.Get()
+	}
+}
+
+// dropMerged forgets what the daemon before knew as the home of an area.
+func (n *Node) dropMerged(id dsm.AreaID) {
+	for _, m := range n.cfg.Store.MergedOf(id) {
+		m.Drop()
+	}
+}
+
+// forgetWriter forgets which publishes of a node the extent contains.
+func (x *homeExtent) forgetWriter(n dsm.NodeID) {
+	delete(x.writers, n)
+	delete(x.parts, n)
+	x.kept[n].Drop()
+	delete(x.kept, n)
+}
+
+// forgetWriters forgets all of them: the bytes are another home's.
+func (x *homeExtent) forgetWriters() {
+	for _, m := range x.kept {
+		m.Drop()
+	}
+	x.kept = nil
+}
