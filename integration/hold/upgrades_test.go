@@ -146,31 +146,37 @@ func TestTakeoverWithoutRoom(t *testing.T) {
 	n.Stop()
 }
 
-// TestUpgradeIsRefused where no daemon could follow: of a node that alone has bytes of a file, and of the last one of a cluster. The mounts go on.
+// TestUpgradeIsRefused where no daemon could follow: of a node that alone has bytes of a file on demand, and of the last one of a cluster. The mounts go on.
 func TestUpgradeIsRefused(t *testing.T) {
 	nodes := heldCluster(t, 2).Nodes()
-	c, path := nodes[0].Client(), filepath.Join(nodes[0].Mount, "f")
-	words, err := c.Do("open %s rw,creat", path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if res := nodes[0].CLI("set", path, "replicas=1"); res.Err != nil {
-		t.Fatalf("set: %v: %s", res.Err, res.Stderr)
-	}
-	if _, err := c.Do("pwrite %s 0 616263", words[0]); err != nil {
-		t.Fatal(err)
+	c := nodes[1].Client()
+	writes := func(name string, rules ...string) {
+		t.Helper()
+		path := filepath.Join(nodes[1].Mount, name)
+		words, err := c.Do("open %s rw,creat", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Do("close %s", words[0]); err != nil {
+			t.Fatal(err)
+		}
+		for _, rule := range rules {
+			if res := nodes[1].CLI("set", path, rule); res.Err != nil {
+				t.Fatalf("set: %v: %s", res.Err, res.Stderr)
+			}
+		}
+		if words, err = c.Do("open %s rw", path); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Do("pwrite %s 0 616263", words[0]); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Do("close %s", words[0]); err != nil {
+			t.Fatal(err)
+		}
 	}
 	figures := func(n *harness.Node) string {
 		return n.Run(limit, "cat", filepath.Join(n.Mount, ".dsm/cluster")).Stdout
-	}
-	only, other := nodes[0], nodes[1]
-	if !harness.Eventually(limit, func() bool {
-		if strings.Contains(figures(other), "uncovered 1\n") {
-			only, other = other, only
-		}
-		return strings.Contains(figures(only), "uncovered 1\n") && strings.Contains(figures(other), "uncovered 0\n")
-	}) {
-		t.Fatalf("not just one node has the file:\n%s\n%s", figures(only), figures(other))
 	}
 	goesOn := func(n *harness.Node) {
 		t.Helper()
@@ -178,14 +184,27 @@ func TestUpgradeIsRefused(t *testing.T) {
 			t.Errorf("%s reads %q, %v: %s", n.Name, res.Stdout, res.Err, res.Stderr)
 		}
 	}
-	if res := only.CLI("upgrade", only.Mount); res.Err == nil || !strings.Contains(res.Stderr, "no other copy yet") {
-		t.Errorf("the node that has the file: %v: %s%s", res.Err, res.Stdout, res.Stderr)
+	writes("f", "replicas=1")
+	for i := range 64 { // some of them live at the first
+		writes(fmt.Sprint("demand", i), "replicas=1", "residency=demand")
 	}
-	goesOn(only)
-	if res := other.CLI("upgrade", other.Mount); res.Err != nil {
-		t.Errorf("the other node: %v: %s", res.Err, res.Stderr)
+	if strings.Contains(figures(nodes[0]), "ends_with_daemon 0\n") {
+		t.Errorf("nothing ends with the daemon:\n%s", figures(nodes[0]))
 	}
-	goesOn(other)
+	if res := nodes[0].CLI("upgrade", nodes[0].Mount); res.Err == nil || !strings.Contains(res.Stderr, "end with its daemon") {
+		t.Errorf("the node that has files on demand: %v: %s%s", res.Err, res.Stdout, res.Stderr)
+	}
+	goesOn(nodes[0])
+	if res := nodes[1].Run(limit, "sh", "-c", "rm "+filepath.Join(nodes[1].Mount, "demand")+"*"); res.Err != nil {
+		t.Fatal(res.Err)
+	}
+	if !harness.Eventually(limit, func() bool { return strings.Contains(figures(nodes[0]), "ends_with_daemon 0\n") }) {
+		t.Fatalf("something still ends with the daemon:\n%s", figures(nodes[0]))
+	}
+	if res := nodes[0].CLI("upgrade", nodes[0].Mount); res.Err != nil {
+		t.Errorf("when these are gone: %v: %s", res.Err, res.Stderr)
+	}
+	goesOn(nodes[0])
 	last := nodes[0].Daemon()
 	nodes[1].Stop()
 	if !harness.Eventually(limit, func() bool { return strings.Contains(figures(nodes[0]), "members 1\n") }) {
