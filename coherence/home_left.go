@@ -130,28 +130,33 @@ func (a *Area) resumeHomesLocked(mem *pages.Area, whole dsm.Version) {
 // homesLeftLocked makes the node the home again of the extents of which it stays that. All their pages have one new version: what was pushed to whom is not known any more. In a versioned area
 // they have the last whole one.
 func (a *Area) homesLeftLocked(whole dsm.Version) {
-	had := make(map[dsm.ExtentIndex]bool)
+	had := make(map[dsm.ExtentIndex]dsm.PageSet) // the others have no memory, and are zero
 	a.mu.mem.Data(func(p dsm.PageIndex) {
-		e, _ := p.Extent()
-		had[e] = true
+		e, i := p.Extent()
+		s := had[e]
+		s.Add(i)
+		had[e] = s
 	})
 	merged := a.node.cfg.Store.MergedOf(a.id)
 	for _, m := range merged {
-		had[m.Extent()] = true
+		if _, ok := had[m.Extent()]; !ok {
+			had[m.Extent()] = dsm.PageSet{}
+		}
 	}
 	v := whole
 	if !a.versionedLocked() || v == 0 {
 		v = a.drawLocked()
 	}
-	for e := range had {
+	for e, pages := range had {
 		if int(e) >= a.extentsLocked() || !a.staysHomeLocked(e) {
 			continue
 		}
 		x := a.homeExtentLocked(e)
 		x.version = v
 		for i := range a.withinLocked(e).All() {
-			a.mu.home.setVersion(x, i, v)
-			a.lookAtHomeLocked(e, x, i)
+			if a.mu.home.setVersion(x, i, v); pages.Has(i) {
+				a.lookAtHomeLocked(e, x, i)
+			}
 		}
 	}
 	for _, m := range merged {
