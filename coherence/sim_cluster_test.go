@@ -14,6 +14,7 @@ import (
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/hold"
+	"github.com/dsmfs/dsmfs/pages"
 )
 
 // sim is a cluster of nodes whose every event happens when the seed says so: messages (in order between two nodes, otherwise in
@@ -74,10 +75,11 @@ type simNode struct {
 	i       int
 	id      dsm.NodeID
 	node    *Node
-	config  Config       // of node
-	held    *hold.Memory // in which it keeps what the next daemon has; nil: nothing
-	shelf   *hold.Shelf  // likewise, descriptors
-	daemons int          // of restarts
+	config  Config        // of node
+	held    *hold.Memory  // in which it keeps what the next daemon has; nil: nothing
+	shelf   *hold.Shelf   // likewise, descriptors
+	ended   []*pages.Area // what daemons that were killed had mapped
+	daemons int           // of restarts
 	area    *Area
 	applied int // entries of the catalog
 	// publishes and handled count calls of publish and handle.
@@ -197,6 +199,12 @@ func (s *sim) close() {
 		}
 		n.node.Close()
 		if n.held != nil {
+			for _, mem := range n.ended {
+				_ = mem.Close() // what the process would have unmapped
+			}
+			if err := n.shelf.Close(); err != nil {
+				s.t.Error(err)
+			}
 			if err := n.held.Close(); err != nil {
 				s.t.Error(err)
 			}

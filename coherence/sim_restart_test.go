@@ -451,6 +451,9 @@ func (n *Node) isKilled() {
 	for _, a := range areas {
 		a.mu.Lock()
 		a.mu.removed = true
+		if s := n.cfg.Sender.(*daemonSender); a.mu.mem != nil {
+			s.ended = append(s.ended, a.mu.mem)
+		}
 		a.mu.Unlock()
 	}
 	n.handovers.close()
