@@ -191,7 +191,7 @@ func (h *handovers) run(r *handoverRun) {
 		for _, s := range slots {
 			h.mu.sent[s] = v.Row(s).Epoch // before the message is sent: a reset from now on deletes it
 			h.mu.offered[s] = v.Row(s).Epoch
-			h.node.cfg.Store.Offers(s, v.Row(s).Epoch)
+			h.node.cfg.Store.Offers(s, v.Row(s).Had, v.Row(s).Epoch)
 		}
 		h.mu.Unlock()
 		if len(slots) == 0 {

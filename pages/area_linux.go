@@ -27,18 +27,19 @@ type Area struct {
 	working *areaCopy
 	base    *areaCopy
 	homed   map[dsm.ExtentIndex]struct{}
-	twins   map[dsm.PageIndex]frame // only of pages in homed extents
-	frames  frames                  // the memory of twins, and of the ledger's copies
-	demand  *demand                 // nil unless the area is on demand
-	ledger  *Cached                 // the newest one; nil before the first
-	drops   *Drops                  // of the file; never nil
-	kept    *keeping                // nil unless it has a record in a Keep: see Outlives
-	ends    bool                    // see EndsWithDaemon
-	note    []frame                 // see BeginMerge
-	undo    undo                    // see BeginAdding
-	sent    int                     // how many Sents there are
-	left    map[frameKind][]tagged  // until ResumeCached
-	drafts  []*Draft                // until LeftDrafts
+	twins   map[dsm.PageIndex]frame    // only of pages in homed extents
+	frames  frames                     // the memory of twins, and of the ledger's copies
+	demand  *demand                    // nil unless the area is on demand
+	ledger  *Cached                    // the newest one; nil before the first
+	drops   *Drops                     // of the file; never nil
+	kept    *keeping                   // nil unless it has a record in a Keep: see Outlives
+	ends    bool                       // see EndsWithDaemon
+	note    []frame                    // see BeginMerge
+	undo    undo                       // see BeginAdding
+	stays   func(dsm.ExtentIndex) bool // in TakeBoth: Left.Homed
+	sent    int                        // how many Sents there are
+	left    map[frameKind][]tagged     // until ResumeCached
+	drafts  []*Draft                   // until LeftDrafts
 
 	compared map[dsm.ExtentIndex]frame // see IsCompared
 }

@@ -36,6 +36,7 @@ import (
 //	compared  an extent of which nothing is published before it has been compared: see IsCompared. It has no bytes
 //	adding     an extent to which the home is just adding something: see BeginAdding
 //	added      what it contains with that
+//	added more  the rest of that, if it is much
 //	unadded    a page of it as it was before
 //	homes      what the home of extents knows of them: see homes. They are of no area
 //	conflicts  values that were given up: see KeepConflict. They are of no area
@@ -79,6 +80,7 @@ const (
 	frameAdding
 	frameAdded
 	frameUnadded
+	frameAddedMore
 )
 
 // ofNoArea is in the tags of frames that are no area's.
@@ -262,7 +264,7 @@ func (l Left) dropFrames(home *areaCopy, size int64) error {
 	f := frames{kept: l.k}
 	left, err := f.adopt(l.ID)
 	if home != nil {
-		l.k.undoAdding(left, home, size)
+		l.undoAdding(left, home, size)
 	}
 	f.close()
 	return err
@@ -312,7 +314,9 @@ func (l Left) TakeBoth(k merge.Kernel, size, least int64) (a *Area, sent []*Sent
 		return nil, nil, a.fail("restore", err)
 	}
 	within := func(x tagged) bool { return int64(x.arg)*dsm.PageSize < a.size }
-	l.k.undoAdding(left, a.base, a.size)
+	l.undoAdding(left, a.base, a.size)
+	a.stays = l.Homed
+	defer func() { a.stays = nil }()
 	for _, x := range left[frameTwin] {
 		p := dsm.PageIndex(x.arg)
 		if e, _ := p.Extent(); within(x) && l.Homed != nil && l.Homed(e) {
@@ -355,7 +359,7 @@ func (l Left) TakeBoth(k merge.Kernel, size, least int64) (a *Area, sent []*Sent
 		a.frames.tag(next.frame, frameGiven, next.arg, 0)
 		left[frameGiven] = append(left[frameGiven], next)
 	}
-	for _, kind := range []frameKind{frameWorking, frameBase, frameBefore, frameComing, frameStored, frameMine, frameNote, frameAfter, frameTaken, frameTakenBase, frameDraftNote, frameDraftMine, frameDraftComing, frameSets, frameSetsAfter, frameToBase, frameToWorking, frameRefreshing, frameRefreshed, frameIncoming, frameIncomingNote, frameIncomingMerged, frameAdding, frameAdded, frameUnadded} {
+	for _, kind := range []frameKind{frameWorking, frameBase, frameBefore, frameComing, frameStored, frameMine, frameNote, frameAfter, frameTaken, frameTakenBase, frameDraftNote, frameDraftMine, frameDraftComing, frameSets, frameSetsAfter, frameToBase, frameToWorking, frameRefreshing, frameRefreshed, frameIncoming, frameIncomingNote, frameIncomingMerged, frameAdding, frameAdded, frameAddedMore, frameUnadded} {
 		for _, x := range left[kind] {
 			a.frames.put(x.frame)
 		}

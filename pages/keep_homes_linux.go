@@ -118,11 +118,12 @@ func (s *Keep) Serves(slot dsm.Slot, e dsm.Epoch) {
 // since is the epoch from which on the node has had all of a slot.
 func (h homeSlot) since() dsm.Epoch { return dsm.Epoch(h.word(homeEpoch).Load()) }
 
-// Offers says that this node is about to offer all that it has of a slot to another home, which is to be it in epoch e.
-func (s *Keep) Offers(slot dsm.Slot, e dsm.Epoch) {
+// Offers says that this node, which has had all of a slot since an epoch, is about to offer that to another home, which is to be it in epoch e.
+func (s *Keep) Offers(slot dsm.Slot, since, e dsm.Epoch) {
 	if s == nil {
 		return
 	}
+	s.Serves(slot, since)
 	h := &s.homes
 	h.mu.Lock()
 	defer h.mu.Unlock()

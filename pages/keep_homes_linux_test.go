@@ -46,8 +46,8 @@ func TestKilledHome(t *testing.T) {
 				served[slot] = dsm.Served{Since: max(was.Since, since), Offered: was.Offered}
 				if rnd.IntN(3) == 0 {
 					offered := dsm.Epoch(1 + rnd.IntN(9))
-					s.Offers(slot, offered)
-					served[slot] = dsm.Served{Since: served[slot].Since, Offered: offered}
+					s.Offers(slot, since, offered)
+					served[slot] = dsm.Served{Since: max(served[slot].Since, since), Offered: offered}
 				}
 			case 3:
 				for _, m := range s.MergedOf(x.area) {

@@ -375,6 +375,7 @@ func (l Left) Take(size, least int64) (a *Area, err error) {
 	if err := l.dropFrames(a.base, a.base.size); err != nil {
 		return nil, a.fail("restore", errors.Join(err, a.base.unmap()))
 	}
+	a.base.clearPast(min(size, least))
 	working, err := l.restore("w", l.k.record.Working.Load(), min(size, least))
 	if err != nil {
 		return nil, a.fail("restore", errors.Join(err, a.base.unmap()))

@@ -263,9 +263,19 @@ func (a *Area) mergeAgain(k merge.Kernel, left map[frameKind][]tagged, sent []*S
 	}
 }
 
+// leftBase returns the base of a page that an earlier daemon has left. In an extent of which the node stays the home that is a twin, also if the home's bytes were the base: what was being done to the base is none of theirs.
 func (a *Area) leftBase(p dsm.PageIndex) []byte {
 	if t, ok := a.twins[p]; ok {
 		return t.mem
 	}
-	return a.base.page(p)
+	e, _ := p.Extent()
+	if a.stays == nil || !a.stays(e) {
+		return a.base.page(p)
+	}
+	t := a.frames.take()
+	copy(t.mem, a.base.page(p))
+	a.frames.tag(t, frameTwin, uint64(p), 0)
+	a.homed[e] = struct{}{}
+	a.twins[p] = t
+	return t.mem
 }

@@ -2,7 +2,6 @@ package pages
 
 import (
 	"encoding/binary"
-	"fmt"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
@@ -20,6 +19,7 @@ type AddedBy struct {
 // undo is what is set aside of the extent to which the home is just adding something.
 type undo struct {
 	note  frame
+	more  []frame // what has no place in it
 	pages []frame
 }
 
@@ -48,17 +48,25 @@ func (a *Area) Added(by []AddedBy) {
 	if a.kept == nil {
 		return
 	}
-	to := a.undo.note.mem
-	if len(by) > (len(to)-8)/24 {
-		panic(fmt.Sprintf("%d nodes have published to an extent of area %d in one round", len(by), a.id))
+	const most = (dsm.PageSize - 8) / 24
+	for len(by) > most {
+		f := a.frames.take()
+		putAdded(f.mem, by[:most])
+		a.frames.tag(f, frameAddedMore, 0, 0)
+		a.undo.more = append(a.undo.more, f)
+		by = by[most:]
 	}
+	putAdded(a.undo.note.mem, by)
+	a.frames.retag(a.undo.note, frameAdded)
+}
+
+func putAdded(to []byte, by []AddedBy) {
 	binary.LittleEndian.PutUint64(to, uint64(len(by)))
 	for i, x := range by {
 		for j, word := range [3]uint64{uint64(x.Writer), uint64(x.Seq), uint64(x.Part)} {
 			binary.LittleEndian.PutUint64(to[8+24*i+8*j:], word)
 		}
 	}
-	a.frames.retag(a.undo.note, frameAdded)
 }
 
 // EndAdding ends what BeginAdding has begun.
@@ -67,24 +75,36 @@ func (a *Area) EndAdding() {
 		return
 	}
 	a.frames.put(a.undo.note)
+	for _, f := range a.undo.more {
+		a.frames.put(f)
+	}
 	for _, f := range a.undo.pages {
 		a.frames.put(f)
 	}
-	a.undo = undo{pages: a.undo.pages[:0]}
+	a.undo = undo{more: a.undo.more[:0], pages: a.undo.pages[:0]}
 }
 
-// undoAdding puts the home's bytes back to which an earlier daemon was just adding something, or says what they contain. size is that of the base copy.
-func (k *keeping) undoAdding(left map[frameKind][]tagged, base *areaCopy, size int64) {
+// undoAdding puts the home's bytes back to which an earlier daemon was just adding something, or says what they contain, if the node stays the home, or is alone. size is that of the base copy.
+func (l Left) undoAdding(left map[frameKind][]tagged, base *areaCopy, size int64) {
 	for _, note := range left[frameAdded] {
-		for i := range binary.LittleEndian.Uint64(note.mem) {
-			var words [3]uint64
-			for j := range words {
-				words[j] = binary.LittleEndian.Uint64(note.mem[8+24*int(i)+8*j:])
+		e := dsm.ExtentIndex(note.arg)
+		if l.Homed == nil || !l.Homed(e) {
+			continue
+		}
+		for _, x := range append(left[frameAddedMore], note) {
+			for i := range binary.LittleEndian.Uint64(x.mem) {
+				var words [3]uint64
+				for j := range words {
+					words[j] = binary.LittleEndian.Uint64(x.mem[8+24*int(i)+8*j:])
+				}
+				l.k.store.KeepMerged(l.ID, e, dsm.NodeID(words[0])).Set(dsm.Seq(words[1]), dsm.Seq(words[2]))
 			}
-			k.store.KeepMerged(dsm.AreaID(k.record.ID.Load()), dsm.ExtentIndex(note.arg), dsm.NodeID(words[0])).Set(dsm.Seq(words[1]), dsm.Seq(words[2]))
 		}
 	}
-	for range left[frameAdding] {
+	for _, note := range left[frameAdding] {
+		if l.Homed != nil && !l.Homed(dsm.ExtentIndex(note.arg)) {
+			continue
+		}
 		for _, x := range left[frameUnadded] {
 			if int64(x.arg)*dsm.PageSize < size {
 				copy(base.page(dsm.PageIndex(x.arg)), x.mem)
