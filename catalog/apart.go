@@ -174,14 +174,14 @@ func (s *state) alone() (only, coming map[dsm.NodeID]int) {
 			h := s.view.Row(s.view.SlotOf(in.Area(), in.Spec, dsm.ExtentIndex(e)))
 			copied := false
 			for b := range h.InSync() {
-				copied = copied || b != stateAt(*h)
+				copied = copied || b != h.Holder()
 			}
 			if copied {
 				continue
 			}
-			only[stateAt(*h)]++
+			only[h.Holder()]++
 			if isComing(s.view, *h) {
-				coming[stateAt(*h)]++
+				coming[h.Holder()]++
 			}
 		}
 	}

@@ -334,7 +334,7 @@ func TestCopiesBeforeOneIsPutOut(t *testing.T) {
 	lead.sees(t, "one of two members that are apart is put out", func(v *dsm.View) bool { return isOut(rest[0].self.ID)(v) || isOut(rest[1].self.ID)(v) })
 	v := lead.Current()
 	for e := range f.Spec.CoveringExtents(f.Size) {
-		if h := v.Row(v.SlotOf(f.Area(), f.Spec, dsm.ExtentIndex(e))); isOut(stateAt(*h))(v) {
+		if h := v.Row(v.SlotOf(f.Area(), f.Spec, dsm.ExtentIndex(e))); isOut(h.Holder())(v) {
 			t.Fatalf("extent %d is lost: %+v", e, h)
 		}
 	}

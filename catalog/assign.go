@@ -26,7 +26,7 @@ func assign(v *dsm.View, copies func(dsm.Slot) int, reserved reservation) {
 	var pools [dsm.MostReplicas + 1]pool // of the classes; that at 0 is of the slots that areas have to themselves
 	for slot, row := range v.Rows() {
 		n := copies(slot)
-		if n == 1 && row.Backups[0].Node == 0 || isGone(v, stateAt(*row)) || isGone(v, row.Primary) {
+		if n == 1 && row.Backups[0].Node == 0 || v.IsGone(row.Holder()) || v.IsGone(row.Primary) {
 			continue
 		}
 		p := &pools[n]
@@ -34,7 +34,7 @@ func assign(v *dsm.View, copies func(dsm.Slot) int, reserved reservation) {
 			p = &pools[0]
 		}
 		others := len(stay)
-		if stays(v, row.Primary) {
+		if v.Stays(row.Primary) {
 			others--
 		}
 		p.rows = append(p.rows, pooled{row, min(n-1, others)})
@@ -83,8 +83,8 @@ func (p *pool) assign(room bool) {
 	for _, r := range p.rows {
 		if r.Source != 0 {
 			moving = true
-			keep(r.SlotHome, func(b dsm.Backup) bool {
-				return (b.InSync || stays(p.v, b.Node)) && (room || b.Node != r.Source || r.Epoch != p.v.Epoch)
+			r.SlotHome.KeepBackups(func(b dsm.Backup) bool {
+				return (b.InSync || p.v.Stays(b.Node)) && (room || b.Node != r.Source || r.Epoch != p.v.Epoch)
 			})
 			continue
 		}
@@ -139,11 +139,11 @@ func (p *pool) sort(r pooled) (synced, leaving, filling []dsm.Backup) {
 	for _, b := range r.Backups {
 		switch {
 		case b.Node == 0 || b.Node == r.Primary:
-		case b.InSync && stays(p.v, b.Node):
+		case b.InSync && p.v.Stays(b.Node):
 			synced = append(synced, b)
 		case b.InSync:
 			leaving = append(leaving, b)
-		case stays(p.v, b.Node):
+		case p.v.Stays(b.Node):
 			filling = append(filling, b)
 		}
 	}
@@ -306,4 +306,15 @@ func (p *pool) neediest(r pooled) dsm.NodeID {
 // takes reports whether a member can become a backup of the row: the home reaches it, and where some do not reach each other it has memory for what would be others'.
 func (p *pool) takes(m dsm.Member, r pooled) bool {
 	return len(p.v.Apart) == 0 || p.v.Reaches(r.Primary, m.ID) && (p.lack(m.ID) > 0 || p.spare(m, r.wants))
+}
+
+// trueFirst compares two values of which true comes first.
+func trueFirst(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return -1
+	}
+	return 1
 }

@@ -23,9 +23,9 @@ func (o backOp) apply(s *state, st step) (dsm.Inode, error) {
 	if !ok || m.Gone || m.Inc != o.Inc || st.node != o.Node {
 		return dsm.Inode{}, fail(errs.Evicted, "node %s", o.Node)
 	}
-	only, left := make(map[dsm.Slot]bool), s.leftBy(o, m.Since)
+	only, left := make(map[dsm.Slot]bool), s.leftBy(o.Node, ledgerOf(o.Served))
 	for slot, h := range s.view.Rows() {
-		if row := *h; !withdraw(s.view, &row, o.Node, left[slot]) {
+		if row := *h; !row.Withdraw(s.view, o.Node, left[slot]) {
 			only[slot] = true
 		}
 	}
@@ -40,7 +40,7 @@ func (o backOp) apply(s *state, st step) (dsm.Inode, error) {
 			}
 		}
 		for slot, h := range v.Rows() {
-			withdraw(v, h, o.Node, left[slot])
+			h.Withdraw(v, o.Node, left[slot])
 		}
 	})
 	s.joinedAgain(o.Node, o.Noted, o.Keep)
@@ -49,41 +49,41 @@ func (o backOp) apply(s *state, st step) (dsm.Inode, error) {
 	return dsm.Inode{}, nil
 }
 
-// servedSlot is a slot of which the daemon before had all: since the node became its home in epoch Since. Offered is the epoch of the node to which all was sent last.
+// servedSlot is an entry of a dsm.Ledger.
 type servedSlot struct {
-	Slot    dsm.Slot
+	Slot    dsm.SlotName
 	Since   dsm.Epoch
 	Offered dsm.Epoch
 }
 
-func listed(served map[dsm.Slot]dsm.Served) (list []servedSlot) {
-	for _, slot := range sortedKeys(served) {
-		list = append(list, servedSlot{slot, served[slot].Since, served[slot].Offered})
+func listed(ledger dsm.Ledger) (list []servedSlot) {
+	for _, slot := range sortedKeys(ledger) {
+		list = append(list, servedSlot{slot, ledger[slot].Since, ledger[slot].Offered})
 	}
 	return list
+}
+
+func ledgerOf(list []servedSlot) dsm.Ledger {
+	ledger := make(dsm.Ledger, len(list))
+	for _, x := range list {
+		ledger[x.Slot] = dsm.Served{Since: x.Since, Offered: x.Offered}
+	}
+	return ledger
 }
 
 // mostServed is the size of the largest file of which a daemon goes on as the home.
 const mostServed = 64 << 30
 
-// leftOver is what a node has of a slot when its daemon was killed.
-type leftOver struct {
-	served  bool // the daemon before had all of it, as its home
-	kept    bool // and that outlives the daemon
-	offered bool // it has sent all to the next home, which may have served it
-}
-
-// leftBy returns what the node has of slots. since is when the daemon before was back: if that was killed before it served what was its own then, it had
-// changed nothing of it.
-func (s *state) leftBy(o backOp, since dsm.Epoch) map[dsm.Slot]leftOver {
-	left := make(map[dsm.Slot]leftOver, len(o.Served))
-	for _, x := range o.Served {
-		h := s.view.Row(x.Slot)
-		became := func(home dsm.Epoch) bool { return x.Since == home || since != 0 && home == since }
-		switch {
-		case h == nil:
-		case h.Primary == o.Node && h.Source != 0 && x.Since == h.Epoch, h.Primary == o.Node && h.Source == 0 && became(h.Epoch), h.Source == o.Node && became(h.Had):
-			left[x.Slot] = leftOver{served: true, kept: true, offered: h.Source == o.Node && x.Offered == h.Epoch}
+// leftBy returns what the node has of slots, by the ledger of the daemon that was killed.
+func (s *state) leftBy(n dsm.NodeID, ledger dsm.Ledger) map[dsm.Slot]dsm.LeftOver {
+	left := make(map[dsm.Slot]dsm.LeftOver)
+	for slot := range s.view.Rows() {
+		shares := slot
+		if slot >= dsm.Slots {
+			shares = s.shares(s.view.Own[slot-dsm.Slots].Area)
+		}
+		if x := ledger.Has(s.view, n, slot, shares); x.Served {
+			left[slot] = x
 		}
 	}
 	if len(left) == 0 {
@@ -94,9 +94,9 @@ func (s *state) leftBy(o backOp, since dsm.Epoch) map[dsm.Slot]leftOver {
 			continue // the memory of all others outlives the daemon
 		}
 		for e := range in.Spec.CoveringExtents(in.Size) {
-			if slot := s.view.SlotOf(in.Area(), in.Spec, dsm.ExtentIndex(e)); left[slot].kept {
+			if slot := s.view.SlotOf(in.Area(), in.Spec, dsm.ExtentIndex(e)); left[slot].Kept {
 				x := left[slot]
-				x.kept = false
+				x.Kept = false
 				left[slot] = x
 			}
 		}
@@ -119,39 +119,16 @@ func (s *session) end(last uint64, keep []uint64) {
 	}
 }
 
-// withdraw takes a node out of a row, of which it has nothing any more but what left says. It returns false if it is not certain that somebody has everything.
-//
-// A slot that is on its way to the node goes back to its source unless the node may have served it: also if the source has offered it. One that is on its way from the node comes back, too, unless it was offered: then the next home has
-// all, and may have served it.
-func withdraw(v *dsm.View, h *dsm.SlotHome, n dsm.NodeID, left leftOver) bool {
-	keep(h, func(b dsm.Backup) bool { return b.Node != n })
-	switch {
-	case h.Primary != n && h.Source != n, h.Source == n && left.kept && left.offered && !isGone(v, h.Primary):
-	case h.Primary == n && h.Source != 0 && !isGone(v, h.Source) && !left.served:
-		*h = restarted(v, *h, h.Source)
-	case left.kept && !left.offered:
-		*h = restarted(v, *h, n)
-	case takeOver(v, h):
-	case h.Primary == n:
-		*h = dsm.SlotHome{Primary: n, Epoch: v.Epoch}
-		return false
-	default:
-		arrived(h)
-		return false
-	}
-	return true
-}
-
 // onlyAtOne yields the slots that only one node has for certain, and that node.
 func (s *state) onlyAtOne() iter.Seq2[dsm.Slot, dsm.NodeID] {
 	return func(yield func(dsm.Slot, dsm.NodeID) bool) {
 		for slot, h := range s.view.Rows() {
 			for _, n := range [2]dsm.NodeID{h.Primary, h.Source} {
-				if n == 0 || isGone(s.view, n) {
+				if n == 0 || s.view.IsGone(n) {
 					continue
 				}
 				row := *h
-				if keep(&row, func(b dsm.Backup) bool { return b.Node != n }); !takeOver(s.view, &row) && !yield(slot, n) {
+				if row.KeepBackups(func(b dsm.Backup) bool { return b.Node != n }); !row.TakeOver(s.view) && !yield(slot, n) {
 					return
 				}
 			}
@@ -204,13 +181,13 @@ func (c *Catalog) Uncovered() (here, all int) {
 }
 
 // EndWithDaemon returns how many slots with bytes would be lost if the daemon of this node was killed now: nobody else has them for certain, and the next daemon could not go on with them.
-func (c *Catalog) EndWithDaemon(served map[dsm.Slot]dsm.Served) int {
+func (c *Catalog) EndWithDaemon(served dsm.Ledger) int {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	s := c.mu.state
-	only, left := make(map[dsm.Slot]bool), s.leftBy(backOp{Node: c.self.ID, Served: listed(served)}, 0)
+	only, left := make(map[dsm.Slot]bool), s.leftBy(c.self.ID, served)
 	for slot, h := range s.view.Rows() {
-		if row := *h; !withdraw(s.view, &row, c.self.ID, left[slot]) {
+		if row := *h; !row.Withdraw(s.view, c.self.ID, left[slot]) {
 			only[slot] = true
 		}
 	}

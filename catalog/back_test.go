@@ -9,64 +9,10 @@ import (
 	"github.com/dsmfs/dsmfs/internal/hold"
 )
 
-// TestWithdraw: who has a slot when the daemon of a node was killed, and another has followed.
-func TestWithdraw(t *testing.T) {
-	const n, s, b, dead = 1, 2, 3, 4
-	v := &dsm.View{Epoch: 9, Members: []dsm.Member{{ID: n}, {ID: s}, {ID: b}, {ID: dead, Gone: true}}}
-	backups := func(list ...dsm.Backup) (all [dsm.MostBackups]dsm.Backup) {
-		copy(all[:], list)
-		return all
-	}
-	in := func(id dsm.NodeID) dsm.Backup { return dsm.Backup{Node: id, InSync: true} }
-	here, going := func(list ...dsm.Backup) dsm.SlotHome {
-		return dsm.SlotHome{Primary: n, Epoch: 8, Backups: backups(list...)}
-	},
-		func(to, from dsm.NodeID, list ...dsm.Backup) dsm.SlotHome {
-			return dsm.SlotHome{Primary: to, Source: from, Epoch: 8, Had: 7, Backups: backups(list...)}
-		}
-	none, served, kept := leftOver{}, leftOver{served: true}, leftOver{served: true, kept: true}
-	offered, keptToo := leftOver{served: true, offered: true}, leftOver{served: true, kept: true, offered: true}
-	for _, c := range []struct {
-		what     string
-		row      dsm.SlotHome
-		left     leftOver
-		to, from dsm.NodeID
-		has      bool
-	}{
-		{"another is the home", dsm.SlotHome{Primary: s, Backups: backups(in(n))}, none, s, 0, true},
-		{"a backup in sync", here(in(b)), none, b, 0, true},
-		{"a backup in sync, though the bytes are kept", here(in(b)), kept, n, 0, true},
-		{"a backup that is being filled", here(dsm.Backup{Node: b}), none, n, 0, false},
-		{"nobody else", here(), served, n, 0, false},
-		{"nobody else, and the bytes are kept", here(), kept, n, 0, true},
-		{"on its way there, from a backup in sync", going(n, s, in(s)), none, s, 0, true},
-		{"on its way there, from one that is no backup", going(n, s, in(b), in(n)), none, s, 0, true},
-		{"on its way there, and nobody is in sync", going(n, s, in(n)), none, s, 0, true},
-		{"on its way there, from one that is dead", going(n, dead, in(b)), none, b, 0, true},
-		{"on its way there, from one that is dead, and no backup", going(n, dead), none, n, 0, false},
-		{"arrived, from a backup in sync", going(n, s, in(s)), served, s, 0, true},
-		{"arrived, and another is a backup", going(n, s, in(b), in(n)), served, b, 0, true},
-		{"arrived, and nobody is in sync", going(n, s, in(n)), served, n, 0, false},
-		{"arrived, and the bytes are kept", going(n, s, dsm.Backup{Node: b}), kept, n, 0, true},
-		{"on its way elsewhere, and a backup has it", going(s, n, in(n), in(b)), served, b, 0, true},
-		{"on its way elsewhere, and a backup has it, though the bytes are kept", going(s, n, in(n), in(b)), kept, n, 0, true},
-		{"sent elsewhere", going(s, n, in(n)), offered, s, 0, false},
-		{"sent elsewhere, and the bytes are kept", going(s, n, in(n), in(b)), keptToo, s, n, true},
-		{"sent to one that has died, and the bytes are kept", going(dead, n, in(n)), keptToo, dead, 0, false},
-		{"sent to one that has died, and a backup has it", going(dead, n, in(n), in(b)), keptToo, b, 0, true},
-		{"on its way elsewhere", going(s, n, in(n)), none, s, 0, false},
-		{"on its way elsewhere, and the bytes are kept", going(s, n, in(n)), kept, n, 0, true},
-	} {
-		if has := withdraw(v, &c.row, n, c.left); has != c.has || c.row.Primary != c.to || c.row.Source != c.from || c.row.BackupOf(n) >= 0 {
-			t.Errorf("%s: %v, %+v", c.what, has, c.row)
-		}
-	}
-}
-
 // TestBackWithBytes: of a slot that nobody else has a node goes on as the home, if its daemon had all of it, and has it still.
 func TestBackWithBytes(t *testing.T) {
 	type which struct {
-		served func(row dsm.SlotHome, since dsm.Epoch) []servedSlot
+		served func(row dsm.SlotHome) []servedSlot
 		demand bool
 		row    func(h *dsm.SlotHome)
 		back   bool
@@ -75,28 +21,28 @@ func TestBackWithBytes(t *testing.T) {
 	}
 	const slot = 3
 	has := func(e dsm.Epoch) []servedSlot { return []servedSlot{{Slot: 9, Since: e}, {Slot: slot, Since: e}} }
-	now := func(row dsm.SlotHome, _ dsm.Epoch) []servedSlot { return has(row.Epoch) }
-	sent := func(row dsm.SlotHome, _ dsm.Epoch) []servedSlot {
-		return []servedSlot{{slot, row.Epoch - 1, row.Epoch}}
-	}
-	was := func(row dsm.SlotHome, _ dsm.Epoch) []servedSlot { return has(row.Epoch - 1) }
+	now := func(row dsm.SlotHome) []servedSlot { return has(row.Epoch) }
+	sent := func(row dsm.SlotHome) []servedSlot { return []servedSlot{{slot, row.Had, row.Epoch}} }
+	was := func(row dsm.SlotHome) []servedSlot { return has(row.Had) }
+	comes := func(h *dsm.SlotHome) { h.Source, h.Had = nodeA, h.Epoch-1 }
+	goes := func(h *dsm.SlotHome) { h.Source, h.Primary, h.Had = nodeB, nodeA, h.Epoch-1 }
 	for name, c := range map[string]which{
-		"all":                    {served: now, back: true},
-		"nothing":                {served: func(dsm.SlotHome, dsm.Epoch) []servedSlot { return nil }},
-		"what it was before":     {served: was},
-		"killed again at once":   {served: func(row dsm.SlotHome, since dsm.Epoch) []servedSlot { return has(1) }, row: func(h *dsm.SlotHome) { h.Epoch = 7 }, back: true},
-		"a file on demand":       {served: now, demand: true},
-		"it has arrived there":   {served: now, row: func(h *dsm.SlotHome) { h.Source, h.Had = nodeA, h.Epoch-1 }, back: true},
-		"it is on its way there": {served: was, row: func(h *dsm.SlotHome) { h.Source, h.Had = nodeA, h.Epoch-1 }, back: true, to: nodeA},
-		"it was on its way there, and has come with the last kill": {served: was, row: func(h *dsm.SlotHome) { h.Source, h.Had, h.Epoch = nodeA, 6, 7 }, back: true, to: nodeA},
-		"it has arrived there, on demand":                          {served: now, demand: true, row: func(h *dsm.SlotHome) { h.Source, h.Had = nodeA, h.Epoch-1 }},
-		"it is on its way elsewhere":                               {served: was, row: func(h *dsm.SlotHome) { h.Source, h.Primary, h.Had = nodeB, nodeA, h.Epoch-1 }, back: true},
-		"it was sent elsewhere":                                    {served: sent, row: func(h *dsm.SlotHome) { h.Source, h.Primary, h.Had = nodeB, nodeA, h.Epoch-1 }, back: true, to: nodeA, from: nodeB},
-		"it was sent elsewhere, on demand":                         {served: sent, demand: true, row: func(h *dsm.SlotHome) { h.Source, h.Primary, h.Had = nodeB, nodeA, h.Epoch-1 }},
-		"it was sent elsewhere before": {served: func(row dsm.SlotHome, _ dsm.Epoch) []servedSlot {
-			return []servedSlot{{slot, row.Epoch - 1, row.Epoch - 2}}
-		}, row: func(h *dsm.SlotHome) { h.Source, h.Primary, h.Had = nodeB, nodeA, h.Epoch-1 }, back: true},
-		"it is on its way elsewhere, and is not all there": {served: now, row: func(h *dsm.SlotHome) { h.Source, h.Primary, h.Had = nodeB, nodeA, h.Epoch-2 }},
+		"all":                              {served: now, back: true},
+		"nothing":                          {served: func(dsm.SlotHome) []servedSlot { return nil }},
+		"nothing, as there was nothing":    {served: func(dsm.SlotHome) []servedSlot { return nil }, row: func(h *dsm.SlotHome) { h.Had = 0 }, back: true},
+		"what it was before":               {served: func(row dsm.SlotHome) []servedSlot { return has(row.Had - 1) }},
+		"killed again at once":             {served: was, row: func(h *dsm.SlotHome) { h.Had = 1 }, back: true},
+		"a file on demand":                 {served: now, demand: true},
+		"it has arrived there":             {served: now, row: comes, back: true},
+		"it is on its way there":           {served: was, row: comes, back: true, to: nodeA},
+		"it has arrived there, on demand":  {served: now, demand: true, row: comes},
+		"it is on its way elsewhere":       {served: was, row: goes, back: true},
+		"it was sent elsewhere":            {served: sent, row: goes, back: true, to: nodeA, from: nodeB},
+		"it was sent elsewhere, on demand": {served: sent, demand: true, row: goes},
+		"it was sent elsewhere before": {served: func(row dsm.SlotHome) []servedSlot {
+			return []servedSlot{{slot, row.Had, row.Epoch - 2}}
+		}, row: goes, back: true},
+		"it is on its way elsewhere, and is not all there": {served: now, row: goes},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newSized(t, 1<<30, 1<<30)
@@ -110,18 +56,15 @@ func TestBackWithBytes(t *testing.T) {
 			v.Epoch += 10
 			at := v.SlotOf(f.Area(), f.Spec, 0)
 			row := v.Row(at)
-			*row = dsm.SlotHome{Primary: nodeB, Epoch: v.Epoch}
-			for i := range v.Members {
-				v.Members[i].Since = 7
-			}
+			*row = dsm.SlotHome{Primary: nodeB, Epoch: v.Epoch, Had: v.Epoch}
 			if c.row != nil {
 				c.row(row)
 			}
 			m.view = v
-			o := backOp{Node: nodeB, Served: c.served(*row, 7)}
+			o := backOp{Node: nodeB, Served: c.served(*row)}
 			for i := range o.Served {
 				if o.Served[i].Slot == slot {
-					o.Served[i].Slot = at
+					o.Served[i].Slot = v.NameOf(at)
 				}
 			}
 			_, err := m.do(nodeB, o)
@@ -131,7 +74,7 @@ func TestBackWithBytes(t *testing.T) {
 			if c.to == 0 {
 				c.to = nodeB
 			}
-			if got := m.view.Row(at); c.back && (c.from == 0 && (stateAt(*got) != c.to || got.Epoch != m.view.Epoch) || c.from != 0 && (got.Primary != c.to || got.Source != c.from)) {
+			if got := m.view.Row(at); c.back && (c.from == 0 && (got.Holder() != c.to || got.Epoch != m.view.Epoch) || c.from != 0 && (got.Primary != c.to || got.Source != c.from)) {
 				t.Errorf("%+v in epoch %d", got, m.view.Epoch)
 			}
 		})
@@ -147,10 +90,10 @@ func TestBothDaemonsKilled(t *testing.T) {
 	v := m.view.Clone()
 	v.Epoch += 10
 	at := v.SlotOf(f.Area(), f.Spec, 0)
-	*v.Row(at) = dsm.SlotHome{Primary: nodeB, Epoch: v.Epoch}
+	*v.Row(at) = dsm.SlotHome{Primary: nodeB, Epoch: v.Epoch, Had: v.Epoch}
 	v.Row(at).Backups[0] = dsm.Backup{Node: nodeA, InSync: true}
 	m.view = v
-	served := []servedSlot{{Slot: at, Since: v.Epoch}}
+	served := []servedSlot{{Slot: v.NameOf(at), Since: v.Epoch}}
 	if _, err := m.do(nodeB, backOp{Node: nodeB, Served: served}); err != nil {
 		t.Fatal(err)
 	}

@@ -7,13 +7,6 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// The row of a slot whose areas are to have copies names backups: members that keep what its home has. The catalog says who, the home fills
-// them and reports which are in sync (backupsOp), and only what the catalog says counts: when the home dies, the entry that says so also makes
-// a backup in sync the home (goneOp). So a backup that lacks anything never takes over.
-//
-// While a slot is handed over its backups stay as they are. Those in sync have what the source has, and that is frozen. The new primary can be
-// one of them until it has everything: it still has its copy, and takes over if the source dies.
-
 // copiesOf returns how many copies there are to be of a slot.
 func (s *state) copiesOf(v *dsm.View, slot dsm.Slot) int {
 	if slot < dsm.Slots {
@@ -25,104 +18,14 @@ func (s *state) copiesOf(v *dsm.View, slot dsm.Slot) int {
 	return 1
 }
 
-// move returns the row of a slot that is to be handed over.
-func move(v *dsm.View, row dsm.SlotHome, copies int, to dsm.NodeID) dsm.SlotHome {
-	next := dsm.SlotHome{Primary: to, Source: row.Primary, Epoch: v.Epoch, Had: row.Epoch}
-	if copies == 1 {
-		return next
-	}
-	var backups, last []dsm.Backup
-	for _, b := range row.Backups {
-		switch {
-		case b.Node == 0 || b.Node == to && !b.InSync:
-		case b.Node == to || !b.InSync:
-			last = append(last, b)
-		default:
-			backups = append(backups, b)
-		}
-	}
-	if i := row.BackupOf(to); stays(v, row.Primary) || i >= 0 && row.Backups[i].InSync { // or else there would be a copy less
-		backups = append(backups, dsm.Backup{Node: row.Primary, InSync: true, Since: v.Epoch})
-	}
-	slices.SortStableFunc(last, syncedFirst)
-	copy(next.Backups[:], append(backups, last...))
-	return next
-}
-
-// syncedFirst orders backups.
-func syncedFirst(a, b dsm.Backup) int { return trueFirst(a.InSync, b.InSync) }
-
-// trueFirst compares two values of which true comes first.
-func trueFirst(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case a:
-		return -1
-	}
-	return 1
-}
-
-// arrived ends the handover of a slot: its primary has everything, or has to do without.
-func arrived(h *dsm.SlotHome) {
-	h.Source, h.Had = 0, 0
-	keep(h, func(b dsm.Backup) bool { return b.Node != h.Primary })
-}
-
-// takeOver makes the first backup in sync the primary. It returns false if no backup can take over.
-func takeOver(v *dsm.View, h *dsm.SlotHome) bool {
-	for n := range h.InSync() {
-		if !isGone(v, n) {
-			*h = restarted(v, *h, n)
-			return true
-		}
-	}
-	return false
-}
-
-// restarted returns the row with another primary, which has everything. What was under way to the backups when the old primary died has reached some of them
-// and not others. So they are filled anew. A backup that was in sync still has all that anybody has seen. It can take over until the new primary has heard of
-// this: so nothing is lost if the new primary has died as well.
-func restarted(v *dsm.View, h dsm.SlotHome, primary dsm.NodeID) dsm.SlotHome {
-	next := dsm.SlotHome{Primary: primary, Epoch: v.Epoch, Backups: h.Backups}
-	keep(&next, func(b dsm.Backup) bool { return b.Node != primary && !isGone(v, b.Node) })
-	for i := range next.Backups {
-		if b := &next.Backups[i]; b.Node != 0 {
-			b.Former, b.Since = b.InSync, v.Epoch
-		}
-	}
-	return next
-}
-
-// keep drops the other backups of a row.
-func keep(h *dsm.SlotHome, which func(dsm.Backup) bool) {
-	var kept [dsm.MostBackups]dsm.Backup
-	n := 0
-	for _, b := range h.Backups {
-		if b.Node != 0 && which(b) {
-			kept[n] = b
-			n++
-		}
-	}
-	h.Backups = kept
-}
-
 // bereave takes a member that is gone out of the rows. Where it was the home a backup takes over. If none can, the slot stays with it.
 func bereave(v *dsm.View, gone dsm.NodeID) {
 	for _, h := range v.Rows() {
-		keep(h, func(b dsm.Backup) bool { return b.Node != gone })
-		if stateAt(*h) == gone && !takeOver(v, h) {
+		h.KeepBackups(func(b dsm.Backup) bool { return b.Node != gone })
+		if h.Holder() == gone && !h.TakeOver(v) {
 			h.Backups = [dsm.MostBackups]dsm.Backup{}
 		}
 	}
-}
-
-// stateAt returns the node that has the state of a slot.
-func stateAt(h dsm.SlotHome) dsm.NodeID {
-	if h.Source != 0 {
-		return h.Source
-	}
-	return h.Primary
 }
 
 // A home's report on a backup of it. One on a row of which the home has not heard yet, or on a backup that has been put there, or taken out of
@@ -132,7 +35,7 @@ func stateAt(h dsm.SlotHome) dsm.NodeID {
 func (o backupsOp) apply(s *state, st step) (dsm.Inode, error) {
 	concerned := func(v *dsm.View, i dsm.Slot) *dsm.Backup {
 		h := v.Row(i)
-		if h == nil || o.Epoch < h.Epoch || st.node != stateAt(*h) && (o.InSync || st.node != h.Primary) {
+		if h == nil || o.Epoch < h.Epoch || st.node != h.Holder() && (o.InSync || st.node != h.Primary) {
 			return nil
 		}
 		if h.Failed(v) {
@@ -162,8 +65,8 @@ func (o backupsOp) apply(s *state, st step) (dsm.Inode, error) {
 
 // checkBackups returns what is wrong with the backups of a row, or nil. An area that was removed has its slot until the next view.
 func (s *state) checkBackups(slot dsm.Slot, h dsm.SlotHome) error {
-	if h.Source == 0 && h.Had != 0 || h.Had > h.Epoch {
-		return fail(errs.Corrupt, "slot %d: when its source became its home: %+v", slot, h)
+	if h.Had > h.Epoch {
+		return fail(errs.Corrupt, "slot %d: since when its holder has had all: %+v", slot, h)
 	}
 	removed := slot >= dsm.Slots && s.inodes[dsm.Ino(s.view.Own[slot-dsm.Slots].Area)] == nil
 	if !removed && h.Source == 0 && h.Backups[0].Node != 0 && s.copiesOf(s.view, slot) == 1 {

@@ -58,7 +58,7 @@ func (m *rowsModel) hear() {
 			m.newest[slot], m.joining[slot] = min(m.newest[m.sharedSlot(slot)], 1), nil
 			was = before.Row(m.sharedSlot(slot))
 		}
-		if stateAt(*h) != stateAt(*was) {
+		if h.Holder() != was.Holder() {
 			m.joining[slot] = nil
 		}
 		if m.bereft(before, *was) {
@@ -71,7 +71,7 @@ func (m *rowsModel) hear() {
 			}
 		}
 		if n := m.newest[slot]; n > 0 {
-			if x := stateAt(*h); !isGone(m.view, x) && m.has[x][slot] != n {
+			if x := h.Holder(); !m.view.IsGone(x) && m.has[x][slot] != n {
 				m.Fatalf("slot %d: home %s has %d, not %d; %+v, was %+v", slot, x, m.has[x][slot], n, *h, *was)
 			}
 			for x := range h.InSync() {
@@ -90,10 +90,10 @@ func (m *rowsModel) bereft(before *dsm.View, was dsm.SlotHome) bool {
 		return ok && !x.Gone
 	}
 	known := func(n dsm.NodeID) bool { _, ok := m.view.Member(n); return ok }
-	if lives(stateAt(was)) {
+	if lives(was.Holder()) {
 		return !known(was.Primary)
 	}
-	return isGone(before, stateAt(was)) && !known(stateAt(was)) || !slices.ContainsFunc(slices.Collect(was.InSync()), lives)
+	return before.IsGone(was.Holder()) && !known(was.Holder()) || !slices.ContainsFunc(slices.Collect(was.InSync()), lives)
 }
 
 func (m *rowsModel) sharedSlot(slot dsm.Slot) dsm.Slot {
@@ -113,7 +113,7 @@ func (m *rowsModel) set(n dsm.NodeID, slot dsm.Slot, what int) {
 // publish changes what is in some slots.
 func (m *rowsModel) publish() {
 	for slot, h := range m.view.Rows() {
-		if !h.Settled() || isGone(m.view, h.Primary) || m.rng.IntN(4) > 0 || m.waits(slot, h) {
+		if !h.Settled() || m.view.IsGone(h.Primary) || m.rng.IntN(4) > 0 || m.waits(slot, h) {
 			continue
 		}
 		m.newest[slot]++
@@ -203,8 +203,8 @@ func (m *rowsModel) filled(some func() bool) {
 func (m *rowsModel) lag() {
 	for slot, h := range m.view.Rows() {
 		for _, b := range h.Backups {
-			x := []dsm.NodeID{h.Primary, stateAt(*h)}[m.rng.IntN(2)]
-			if b.Node != 0 && b.Node != x && !isGone(m.view, x) && m.rng.IntN(100) == 0 {
+			x := []dsm.NodeID{h.Primary, h.Holder()}[m.rng.IntN(2)]
+			if b.Node != 0 && b.Node != x && !m.view.IsGone(x) && m.rng.IntN(100) == 0 {
 				if err := m.by(x, backupsOp{b.Node, []dsm.Slot{slot}, false, m.view.Epoch}); err != nil {
 					m.Fatal(err)
 				}
@@ -236,8 +236,8 @@ func (m *rowsModel) handOver(some func() bool) {
 	to, back := make(map[dsm.NodeID][]dsm.Slot), make(map[dsm.NodeID][]dsm.Slot)
 	for slot, h := range m.view.Rows() {
 		switch {
-		case h.Source == 0 || !some() || isGone(m.view, h.Source):
-		case isGone(m.view, h.Primary):
+		case h.Source == 0 || !some() || m.view.IsGone(h.Source):
+		case m.view.IsGone(h.Primary):
 			back[h.Source] = append(back[h.Source], slot)
 		default:
 			to[h.Primary] = append(to[h.Primary], slot)
@@ -264,7 +264,7 @@ func (m *rowsModel) die(n, by dsm.NodeID) {
 	lost := m.lost
 	alone := 0
 	for _, h := range m.view.Rows() {
-		if stateAt(*h) == n && !slices.ContainsFunc(slices.Collect(h.InSync()), func(x dsm.NodeID) bool { return x != n }) {
+		if h.Holder() == n && !slices.ContainsFunc(slices.Collect(h.InSync()), func(x dsm.NodeID) bool { return x != n }) {
 			alone++
 		}
 	}
@@ -323,7 +323,7 @@ func (m *rowsModel) settle() {
 	stay := staying(m.view)
 	for slot, h := range m.view.Rows() {
 		want := min(m.copiesOf(m.view, slot), len(stay)) - 1
-		if isGone(m.view, h.Primary) || isGone(m.view, h.Source) || len(stay) == 0 {
+		if m.view.IsGone(h.Primary) || m.view.IsGone(h.Source) || len(stay) == 0 {
 			continue
 		}
 		filling := slices.ContainsFunc(h.Backups[:], func(b dsm.Backup) bool {
@@ -346,7 +346,7 @@ func uneven(v *dsm.View) (most int) {
 	for _, c := range dsm.Classes[1:] {
 		p := pool{v: v, stay: stay}
 		for i := range c.Slots {
-			if h := &v.Slots[int(c.First)+i]; !isGone(v, h.Primary) && !isGone(v, h.Source) {
+			if h := &v.Slots[int(c.First)+i]; !v.IsGone(h.Primary) && !v.IsGone(h.Source) {
 				p.rows = append(p.rows, pooled{h, min(c.Copies, len(stay)) - 1})
 			}
 		}

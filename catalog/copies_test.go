@@ -19,7 +19,7 @@ func (m *rowsModel) keepCopies(before *dsm.View) {
 			}
 			return n
 		}
-		return min(count(stateAt(*h)), count(h.Primary))
+		return min(count(h.Holder()), count(h.Primary))
 	}
 	if !m.reserved.roomForCopies(m.view) {
 		return
@@ -34,11 +34,11 @@ func (m *rowsModel) keepCopies(before *dsm.View) {
 		for _, b := range h.Backups {
 			if b.Node != 0 && !b.InSync {
 				filling++
-			} else if stays(m.view, b.Node) {
+			} else if m.view.Stays(b.Node) {
 				synced++
 			}
 		}
-		if want := max(want-1-synced, 1); h.Settled() && !isGone(m.view, h.Primary) && filling > want {
+		if want := max(want-1-synced, 1); h.Settled() && !m.view.IsGone(h.Primary) && filling > want {
 			m.Fatalf("slot %d: %d are being filled, and %d should be: %+v, was %+v", slot, filling, want, *h, *was)
 		}
 		if had, got := copies(was), copies(h); got < min(had, want) {

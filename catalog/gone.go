@@ -76,16 +76,16 @@ func (settleOp) apply(s *state, _ step) (dsm.Inode, error) {
 				*h = dsm.SlotHome{Primary: to, Epoch: v.Epoch}
 			}
 			if slices.Contains(free, h.Source) {
-				arrived(h)
+				h.Arrived()
 			}
 		}
 		for i := range v.Own {
 			h := &v.Own[i]
 			if slices.Contains(free, h.Primary) {
-				h.SlotHome = dsm.SlotHome{Primary: s.sharedRow(v, h.Area).Primary, Epoch: v.Epoch}
+				h.SlotHome = dsm.SlotHome{Primary: v.Row(s.shares(h.Area)).Primary, Epoch: v.Epoch}
 			}
 			if slices.Contains(free, h.Source) {
-				arrived(&h.SlotHome)
+				h.SlotHome.Arrived()
 			}
 		}
 	})

@@ -167,7 +167,7 @@ func (s *logStore) resume(m *hold.Memory, snaps *snapStore) error {
 // Resume goes on in place of the daemon that was killed, and returns when the catalog serves. alone says that no other node is a member, so this one is
 // still the home of all. errs.Evicted: the cluster has taken the node for dead; errs.Busy: nobody else has something that it was the home of. Then no daemon
 // can follow. The caller has Join requests of others wait until the whole node has resumed.
-func (c *Catalog) Resume(ctx context.Context, served map[dsm.Slot]dsm.Served) (alone bool, err error) {
+func (c *Catalog) Resume(ctx context.Context, served dsm.Ledger) (alone bool, err error) {
 	c.lease.resume()
 	if id := c.calls.held.mem.Word(hold.Cluster).Load(); id != 0 {
 		c.belong(dsm.ClusterID(id))
@@ -190,12 +190,12 @@ func (c *Catalog) Resume(ctx context.Context, served map[dsm.Slot]dsm.Served) (a
 }
 
 // Back says that this node has nothing any more of what a former daemon was the home of, but for the slots that this had all of: see back.go.
-func (c *Catalog) Back(ctx context.Context, served map[dsm.Slot]dsm.Served) error {
+func (c *Catalog) Back(ctx context.Context, served dsm.Ledger) error {
 	return c.back(ctx, served, func() bool { return true })
 }
 
 // back is Back when a condition is true. It fails when the node is evicted.
-func (c *Catalog) back(ctx context.Context, served map[dsm.Slot]dsm.Served, when func() bool) error {
+func (c *Catalog) back(ctx context.Context, served dsm.Ledger, when func() bool) error {
 	ctx, cancel := c.untilEvicted(ctx)
 	defer cancel()
 	err := c.news.until(ctx, c.life, when)

@@ -229,11 +229,11 @@ func startHeldPair(t *testing.T) (n *node, m *hold.Memory, other *node) {
 	return n, m, other
 }
 
-// TestNobodyElseHasIt: a node that alone has bytes of a file does not come back without them.
+// TestNobodyElseHasIt: a node that alone has bytes of a file does not come back without them. The pages of files on demand end with the daemon.
 func TestNobodyElseHasIt(t *testing.T) {
 	n, m, _ := startHeldPair(t)
 	for i := range 200 { // some of them live at the node
-		in, err := n.Create(patient(t), dsm.RootIno, fmt.Sprint("f", i), file, false, dsm.Setting{Key: "replicas", Value: "1"})
+		in, err := n.Create(patient(t), dsm.RootIno, fmt.Sprint("f", i), file, false, dsm.Setting{Key: "replicas", Value: "1"}, dsm.Setting{Key: "residency", Value: "demand"})
 		ok(t, err)
 		_, err = n.SetAttr(patient(t), in.Ino, dsm.SetAttr{Size: ptr(int64(5))})
 		ok(t, err)

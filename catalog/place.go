@@ -88,18 +88,18 @@ func (s *state) place(v *dsm.View) {
 	s.displace(v)
 	for i := range v.Own {
 		o := &v.Own[i]
-		if o.Area == 0 || !o.Settled() || isGone(v, o.Primary) {
+		if o.Area == 0 || !o.Settled() || v.IsGone(o.Primary) {
 			continue
 		}
 		in := s.inodes[dsm.Ino(o.Area)]
 		if to := ownHome(v, in, o.Primary); to != o.Primary {
-			v.Place(o.Area, move(v, o.SlotHome, in.Spec.Copies(), to))
+			v.Place(o.Area, o.MovedTo(v, in.Spec.Copies(), to))
 		}
 	}
 	for _, ino := range sortedKeys(s.unplaced) {
 		in := s.inodes[ino]
 		to, shared := pinned(v, in.Spec.Placement), v.Row(in.Spec.SlotOf(in.Area(), 0))
-		if to != 0 && (in.Size == 0 || shared.Settled() && !isGone(v, shared.Primary)) && v.Place(in.Area(), startOf(v, in, *shared, to)) {
+		if to != 0 && (in.Size == 0 || shared.Settled() && !v.IsGone(shared.Primary)) && v.Place(in.Area(), startOf(v, in, *shared, to)) {
 			delete(s.unplaced, ino)
 		}
 	}
@@ -114,13 +114,13 @@ func (s *state) displace(v *dsm.View) {
 	}
 }
 
-// sharedRow returns the row of the slot that an area with one of its own would share.
-func (s *state) sharedRow(v *dsm.View, a dsm.AreaID) *dsm.SlotHome {
+// shares returns the slot that an area with one of its own would share.
+func (s *state) shares(a dsm.AreaID) dsm.Slot {
 	spec := dsm.Spec{}
 	if in := s.inodes[dsm.Ino(a)]; in != nil {
 		spec = in.Spec
 	}
-	return v.Row(spec.SlotOf(a, 0))
+	return spec.SlotOf(a, 0)
 }
 
 // startOf returns the first row of an area's own slot. Who has a copy of the slot that it shared has one of it.
@@ -129,9 +129,9 @@ func startOf(v *dsm.View, in *inode, shared dsm.SlotHome, to dsm.NodeID) dsm.Slo
 	case in.Size == 0: // there is nothing to hand over
 		return dsm.SlotHome{Primary: to, Epoch: v.Epoch}
 	case shared.Primary == to:
-		return dsm.SlotHome{Primary: to, Epoch: v.Epoch, Backups: shared.Backups}
+		return dsm.SlotHome{Primary: to, Epoch: v.Epoch, Had: shared.Had, Backups: shared.Backups}
 	}
-	return move(v, shared, in.Spec.Copies(), to)
+	return shared.MovedTo(v, in.Spec.Copies(), to)
 }
 
 // A home asks for this when another node has been the only one that publishes to an area of its for a while. What it has seen may be out of date.
@@ -181,11 +181,11 @@ func (o ownOp) apply(s *state, st step) (dsm.Inode, error) {
 		return in.Inode, nil
 	case !ok || to.Leaving || to.Gone:
 		return dsm.Inode{}, fail(errs.Unavailable, "node %s takes nothing over", o.To)
-	case owned && row.Primary != st.node && !(o.To == st.node && in.Size == 0 && isGone(s.view, row.Primary)):
+	case owned && row.Primary != st.node && !(o.To == st.node && in.Size == 0 && s.view.IsGone(row.Primary)):
 		return dsm.Inode{}, fail(errs.Access, "node %s owns it", row.Primary)
 	case !owned && o.To != st.node:
 		return dsm.Inode{}, fail(errs.Access, "it has no owner, and only node %s itself can become one", o.To)
-	case in.Size > 0 && (isGone(s.view, row.Primary) || isGone(s.view, row.Source)):
+	case in.Size > 0 && (s.view.IsGone(row.Primary) || s.view.IsGone(row.Source)):
 		return dsm.Inode{}, fail(errs.Unavailable, "the node that had its bytes has died")
 	case row.Source != 0 && in.Size > 0:
 		return dsm.Inode{}, fail(errs.Busy, "it is on its way to node %s", row.Primary)
@@ -207,7 +207,7 @@ func (s *state) checkOwner(in *inode, node dsm.NodeID) error {
 	if in.Spec.Mode != dsm.ModeVersioned || s.view.Placed(in.Area()) == 0 {
 		return nil
 	}
-	if owner := s.view.Row(s.view.Placed(in.Area())).Primary; owner != node && !isGone(s.view, owner) {
+	if owner := s.view.Row(s.view.Placed(in.Area())).Primary; owner != node && !s.view.IsGone(owner) {
 		return fail(errs.Access, "the file is versioned, and node %s owns it: only its programs change the size", owner)
 	}
 	return nil
@@ -219,10 +219,10 @@ func ownHome(v *dsm.View, in *inode, now dsm.NodeID) dsm.NodeID {
 	if to := pinned(v, in.Spec.Placement); to != 0 {
 		return to
 	}
-	if stays(v, now) {
+	if v.Stays(now) {
 		return now
 	}
-	if shared := v.Row(in.Spec.SlotOf(in.Area(), 0)).Primary; stays(v, shared) {
+	if shared := v.Row(in.Spec.SlotOf(in.Area(), 0)).Primary; v.Stays(shared) {
 		return shared
 	}
 	for _, m := range v.Members {

@@ -127,7 +127,7 @@ func (s *state) found(self dsm.Member, id dsm.ClusterID, keys *dsm.Trust) error 
 		v.Members[j].Voter = false
 	}
 	for _, row := range v.Rows() { // the others are given up one after the other, and none of them is to take over from another
-		keep(row, func(b dsm.Backup) bool { return b.Node == self.ID })
+		row.KeepBackups(func(b dsm.Backup) bool { return b.Node == self.ID })
 	}
 	m := &v.Members[i]
 	m.Inc, m.Voter, m.Leaving, m.Gone = self.Inc, true, false, false

@@ -123,7 +123,7 @@ func TestRecoverTakesOver(t *testing.T) {
 		}
 	}
 	for slot, row := range m.view.Rows() {
-		if dsm.CopiesOf(slot) == 3 && stateAt(*row) != last {
+		if dsm.CopiesOf(slot) == 3 && row.Holder() != last {
 			t.Fatalf("slot %d: %+v", slot, *row)
 		}
 	}

@@ -322,7 +322,7 @@ func (s *state) checkLeaving(id dsm.NodeID) error {
 		return fail(errs.NoSpace, "nobody has the memory to take over its %d slots, and what is in them is lost without: %s; remove files or add a node",
 			n, s.reserved.tightest(s.view, roomPrimaries))
 	}
-	if n := rowsOf(s.view, id) - slotsOf(s.view, id); n > 0 && !stays(s.view, id) && !s.reserved.roomForCopies(s.view) {
+	if n := rowsOf(s.view, id) - slotsOf(s.view, id); n > 0 && !s.view.Stays(id) && !s.reserved.roomForCopies(s.view) {
 		return fail(errs.NoSpace, "nobody has the memory for its copies of %d slots: %s; remove files or add a node", n, s.reserved.tightest(s.view, roomCopies))
 	}
 	return nil

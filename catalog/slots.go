@@ -27,7 +27,7 @@ func balance(v *dsm.View) {
 	quota, count := quotas(v), primaries(v)
 	for i := range v.Slots {
 		h, class := &v.Slots[i], dsm.CopiesOf(dsm.Slot(i))-1
-		if !h.Settled() || count[h.Primary][class] <= quota[h.Primary][class] || isGone(v, h.Primary) {
+		if !h.Settled() || count[h.Primary][class] <= quota[h.Primary][class] || v.IsGone(h.Primary) {
 			continue
 		}
 		to := neediest(v, quota, count, class)
@@ -36,7 +36,7 @@ func balance(v *dsm.View) {
 		}
 		count.add(h.Primary, class, -1)
 		count.add(to, class, 1)
-		*h = move(v, *h, class+1, to)
+		*h = h.MovedTo(v, class+1, to)
 	}
 }
 
@@ -92,12 +92,6 @@ func backupQuotas(v *dsm.View, quota shares) shares {
 		}
 	}
 	return backups
-}
-
-// stays reports whether the node is a member that does not leave.
-func stays(v *dsm.View, n dsm.NodeID) bool {
-	m, ok := v.Member(n)
-	return ok && !m.Leaving
 }
 
 // staying returns the members that do not leave.
@@ -208,7 +202,7 @@ func (o slotsReadyOp) apply(s *state, st step) (dsm.Inode, error) {
 	}
 	s.reviewed(func(v *dsm.View) {
 		for _, i := range slots {
-			arrived(v.Row(i))
+			v.Row(i).Arrived()
 		}
 	})
 	return dsm.Inode{}, nil
@@ -226,12 +220,12 @@ func (o handoverFailedOp) apply(s *state, st step) (dsm.Inode, error) {
 	s.reviewed(func(v *dsm.View) {
 		for _, i := range o.Back {
 			if failed(i) {
-				*v.Row(i) = restarted(v, *v.Row(i), st.node)
+				*v.Row(i) = v.Row(i).Restarted(v, st.node)
 			}
 		}
 		for _, i := range o.Lost {
-			if failed(i) && !takeOver(v, v.Row(i)) {
-				arrived(v.Row(i))
+			if failed(i) && !v.Row(i).TakeOver(v) {
+				v.Row(i).Arrived()
 			}
 		}
 	})

@@ -334,7 +334,7 @@ func TestPushOfAHomeWhoseSourceDied(t *testing.T) {
 		s.rested()
 		s.changeView(func(v *dsm.View) {
 			row := s.rowOf(v, 1)
-			*row = s.movedTo(*row, home.id, v.Epoch)
+			*row = s.movedTo(v, *row, home.id)
 		})
 		s.isEvicted(source)
 		for _, n := range []*simNode{home, replica} {

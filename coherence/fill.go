@@ -132,7 +132,7 @@ func (r *fillRun) ring() {
 func (f *fills) pendingLocked(v *dsm.View, to dsm.NodeID) (list []dsm.Slot) {
 	for s, row := range v.Rows() {
 		i := row.BackupOf(to)
-		if i < 0 || row.Primary != f.node.cfg.Self || row.Source != 0 || row.Backups[i].InSync || isGone(v, to) {
+		if i < 0 || row.Primary != f.node.cfg.Self || row.Source != 0 || row.Backups[i].InSync || v.IsGone(to) {
 			continue
 		}
 		if f.mu.state[copyOf{s, to}] == nil {

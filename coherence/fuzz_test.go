@@ -154,7 +154,7 @@ func (l *liar) backups(v *dsm.View, kind int) {
 // dies has the home of some row die, as far as the catalog knows. A backup takes over.
 func (l *liar) dies(v *dsm.View) {
 	row := v.Row(v.SlotOf(simArea, l.lastInode().Spec, 0))
-	if h := stateAt(row); h != l.victim.id && len(deadOf(v)) == 0 {
+	if h := row.Holder(); h != l.victim.id && len(deadOf(v)) == 0 {
 		v.Members[h-1].Gone = true
 		l.copies = 3
 		l.takeOver(v, h)
@@ -210,8 +210,8 @@ func (l *liar) event() {
 	case 2:
 		l.changeView(func(v *dsm.View) {
 			row, to := v.Row(v.SlotOf(simArea, l.lastInode().Spec, 0)), l.nodes[l.n(2)].id
-			if row.Settled() && row.Primary != to && !isGone(v, row.Primary) && !isGone(v, to) {
-				*row = l.movedTo(*row, to, v.Epoch)
+			if row.Settled() && row.Primary != to && !v.IsGone(row.Primary) && !v.IsGone(to) {
+				*row = l.movedTo(v, *row, to)
 			}
 		})
 		l.catchUp()

@@ -11,6 +11,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 	"github.com/dsmfs/dsmfs/internal/wire"
+	"github.com/dsmfs/dsmfs/pages"
 )
 
 const (
@@ -46,7 +47,7 @@ type handovers struct {
 		sent map[dsm.Slot]dsm.Epoch // HandoverDone was sent, and the session has not broken since
 		// offered has the slots for which HandoverDone was ever sent. Their new homes may have served requests since.
 		offered map[dsm.Slot]dsm.Epoch
-		there   map[dsm.Slot]dsm.Epoch // the daemon before has sent all of them, and this one has nothing of them
+		there   map[dsm.Slot]dsm.Epoch // the daemon before has sent all of them
 		failed  map[dsm.Slot]dsm.Epoch // the catalog is being told
 		runs    map[dsm.NodeID]*handoverRun
 	}
@@ -82,7 +83,7 @@ func (h *handovers) close() {
 // pendingLocked returns the slots that this node still has to send to a new home; none if that has died.
 func (h *handovers) pendingLocked(v *dsm.View, to dsm.NodeID) []dsm.Slot {
 	var out []dsm.Slot
-	if isGone(v, to) {
+	if v.IsGone(to) {
 		return nil
 	}
 	for s, row := range v.Rows() {
@@ -97,8 +98,9 @@ func (h *handovers) pendingLocked(v *dsm.View, to dsm.NodeID) []dsm.Slot {
 func (h *handovers) resume() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for s, row := range h.node.cfg.View.Current().Rows() {
-		if row.Source == h.node.cfg.Self && h.node.served[s].Offered == row.Epoch {
+	v := h.node.cfg.View.Current()
+	for s, row := range v.Rows() {
+		if row.Source == h.node.cfg.Self && h.node.ledger.left.Has(v, row.Source, s, s).Offered {
 			h.mu.offered[s], h.mu.there[s] = row.Epoch, row.Epoch
 		}
 	}
@@ -118,7 +120,7 @@ func (h *handovers) viewChanged(v *dsm.View) {
 		}
 	}
 	for to, r := range h.mu.runs {
-		if isGone(v, to) {
+		if v.IsGone(to) {
 			r.startOver() // or it would wait for acks for ever
 		}
 	}
@@ -150,12 +152,6 @@ func (h *handovers) failuresLocked(v *dsm.View) (back, lost []dsm.Slot) {
 	return back, lost
 }
 
-// isGone reports whether the catalog has marked a member as dead.
-func isGone(v *dsm.View, n dsm.NodeID) bool {
-	m, ok := v.Member(n)
-	return ok && m.Gone
-}
-
 // startOver makes a run begin anew.
 func (r *handoverRun) startOver() {
 	select {
@@ -181,24 +177,38 @@ func (h *handovers) run(r *handoverRun) {
 			continue
 		}
 		h.mu.Lock()
-		now := h.node.cfg.View.Current()
-		slots = slices.DeleteFunc(slots, func(s dsm.Slot) bool { // viewChanged takes care of those that failed: see failuresLocked
-			row, was := now.Row(s), v.Row(s)
-			// If the slot was taken from this node meanwhile, perhaps nothing of it was sent: HandoverDone would have the new home serve zeroes.
-			ours := row != nil && row.Source == was.Source && row.Primary == was.Primary && row.Epoch == was.Epoch
-			return !ours || isGone(now, r.to)
-		})
-		for _, s := range slots {
-			h.mu.sent[s] = v.Row(s).Epoch // before the message is sent: a reset from now on deletes it
-			h.mu.offered[s] = v.Row(s).Epoch
-			h.node.cfg.Store.Offers(s, v.Row(s).Had, v.Row(s).Epoch)
-		}
+		slots = h.offerLocked(r.to, v, slots)
 		h.mu.Unlock()
 		if len(slots) == 0 {
 			continue
 		}
 		h.node.cfg.Sender.Send(r.to, &wire.HandoverDone{Epoch: v.Epoch, Slots: slots, Newest: dsm.Version(h.node.newest.Load())}, nil, false)
 	}
+}
+
+// offerLocked offers the slots of a view to their new home, to which all of them was sent. It returns those that are to be offered still.
+func (h *handovers) offerLocked(to dsm.NodeID, v *dsm.View, slots []dsm.Slot) []dsm.Slot {
+	for entered := false; !entered; {
+		now := h.node.cfg.View.Current()
+		slots = slices.DeleteFunc(slots, func(s dsm.Slot) bool { // viewChanged takes care of those that failed: see failuresLocked
+			row, was := now.Row(s), v.Row(s)
+			// If the slot was taken from this node meanwhile, perhaps nothing of it was sent: HandoverDone would have the new home serve zeroes.
+			ours := row != nil && row.Source == was.Source && row.Primary == was.Primary && row.Epoch == was.Epoch
+			return !ours || now.IsGone(to)
+		})
+		entered = h.node.inLedger(now, func(k *pages.Keep) {
+			for _, s := range slots {
+				name, row := now.NameOf(s), now.Row(s)
+				k.Serves(name, row.Had)
+				k.Offers(name, row.Epoch)
+			}
+		})
+	}
+	for _, s := range slots {
+		h.mu.sent[s] = v.Row(s).Epoch // before the message is sent: a reset from now on deletes it
+		h.mu.offered[s] = v.Row(s).Epoch
+	}
+	return slots
 }
 
 // send sends the extents of the slots, and returns when all are acked. It returns false if the caller must
@@ -426,21 +436,30 @@ func (h *handovers) done(from dsm.NodeID, m *wire.HandoverDone) error {
 	if err := n.waitApplied(from, 0, m.Epoch); err != nil {
 		return err
 	}
-	v := n.cfg.View.Current()
+	var v *dsm.View
 	var ready []dsm.Slot
-	for _, s := range m.Slots {
-		if int(s) >= len(n.received) {
-			return errs.E(errs.Corrupt, "handover", "slot %d", s)
+	for entered := false; !entered; {
+		v, ready = n.cfg.View.Current(), nil
+		for _, s := range m.Slots {
+			if int(s) >= len(n.received) {
+				return errs.E(errs.Corrupt, "handover", "slot %d", s)
+			}
+			if row := v.Row(s); row != nil && row.Source == from && row.Primary == n.cfg.Self && m.Epoch >= row.Epoch {
+				ready = append(ready, s)
+			}
 		}
-		if row := v.Row(s); row != nil && row.Source == from && row.Primary == n.cfg.Self && m.Epoch >= row.Epoch {
-			raise(&n.floor, m.Newest)
-			n.cfg.Store.Serves(s, row.Epoch) // before it does
-			n.received[s].Store(uint64(row.Epoch))
-			ready = append(ready, s)
-		}
+		entered = n.inLedger(v, func(k *pages.Keep) { // before it serves
+			for _, s := range ready {
+				k.Serves(v.NameOf(s), v.Row(s).Epoch)
+			}
+		})
 	}
 	if len(ready) == 0 {
 		return nil
+	}
+	raise(&n.floor, m.Newest)
+	for _, s := range ready {
+		n.received[s].Store(uint64(v.Row(s).Epoch))
 	}
 	in := setOf(ready)
 	for _, a := range n.all() {

@@ -350,7 +350,7 @@ func TestVersionMovesOnUnseen(t *testing.T) {
 				late := s.nodes[slices.IndexFunc(s.nodes, func(n *simNode) bool { return n != owner && n != home && n != next })]
 				s.changeView(func(v *dsm.View) {
 					row := s.rowOf(v, 0)
-					*row = s.movedTo(*row, late.id, v.Epoch)
+					*row = s.movedTo(v, *row, late.id)
 				})
 				next.snapshot()
 				s.calm()

@@ -28,7 +28,7 @@ func (n *Node) Resume(ctx context.Context, alone, evicted bool) error {
 		return err
 	}
 	n.readVersions()
-	n.served = n.cfg.Store.Served()
+	n.ledger.left = n.cfg.Store.Served()
 	n.handovers.resume()
 	defer n.keepServed()
 	if !alone {

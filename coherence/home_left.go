@@ -51,15 +51,59 @@ func (a *Area) keepExtentLocked(e dsm.ExtentIndex, x *homeExtent) {
 	}
 }
 
-// keepServed has the next daemon know of which slots this node has all: those of which it is the home, and those that it hands over. It may run several times at once, and late: what is kept is not of a later view than the one
-// that is current after it was looked at.
+// keepServed has the next daemon know of which slots this node has all: those of which it is the home, and those that it hands over.
 func (n *Node) keepServed() {
-	s := n.cfg.Store
-	if s == nil {
+	if n.cfg.Store == nil {
 		return
 	}
-	kept := s.Served()
-	v := n.cfg.View.Current()
+	for {
+		v := n.cfg.View.Current()
+		due := n.dueSlots()
+		if n.inLedger(v, func(s *pages.Keep) { n.enter(s, v, due) }) {
+			return
+		}
+	}
+}
+
+// inLedger changes what the next daemon is told of slots, by what a view says. It returns false, and has changed nothing, if there is a newer one: so the changes are in the order of the views.
+func (n *Node) inLedger(v *dsm.View, change func(s *pages.Keep)) bool {
+	n.ledger.mu.Lock()
+	defer n.ledger.mu.Unlock()
+	if n.cfg.View.Current() != v {
+		return false
+	}
+	if s := n.cfg.Store; s != nil {
+		change(s)
+	}
+	return true
+}
+
+// enter enters the slots of a view.
+func (n *Node) enter(s *pages.Keep, v *dsm.View, due map[dsm.Slot]bool) {
+	kept, self := s.Served(), n.cfg.Self
+	for slot, row := range v.Rows() {
+		name, since := v.NameOf(slot), row.Had
+		switch {
+		case row.Holder() == self:
+		case row.Primary == self:
+			since = row.Epoch
+		default:
+			continue
+		}
+		if !due[slot] && (row.Holder() == self || n.slotReady(slot, row)) {
+			s.Serves(name, since)
+		} else if x, ok := kept[name]; !ok || x.Since != since { // else it is ready now
+			continue
+		}
+		delete(kept, name)
+	}
+	for name := range kept {
+		s.ServesNot(name)
+	}
+}
+
+// dueSlots returns the slots of which this node takes over something that it has not got the memory for.
+func (n *Node) dueSlots() map[dsm.Slot]bool {
 	due := make(map[dsm.Slot]bool)
 	for _, a := range n.all() {
 		a.note(func() {
@@ -73,34 +117,16 @@ func (n *Node) keepServed() {
 			}
 		})
 	}
-	for slot, row := range v.Rows() {
-		since := row.Epoch
-		switch {
-		case row.Source == n.cfg.Self:
-			since = row.Had
-		case row.Primary != n.cfg.Self:
-			continue
-		}
-		if !due[slot] && (row.Primary != n.cfg.Self || n.slotReady(slot, row)) {
-			s.Serves(slot, since)
-		} else if kept[slot].Since != since { // else it is ready now
-			continue
-		}
-		delete(kept, slot)
-	}
-	for slot, x := range kept {
-		s.ServesNot(slot, x.Since)
-	}
+	return due
 }
 
 // Served returns the slots that this node, or the daemon before, has all of, as their home.
-func (n *Node) Served() map[dsm.Slot]dsm.Served { return n.cfg.Store.Served() }
+func (n *Node) Served() dsm.Ledger { return n.cfg.Store.Served() }
 
-// staysHomeLocked reports whether this node goes on as the home of an extent, with what the daemon before had.
+// staysHomeLocked reports whether this node goes on as the home of an extent, with what the daemon before had. The next home may be killed before it has heard that it has all: so this node stays it as the source, too.
 func (a *Area) staysHomeLocked(e dsm.ExtentIndex) bool {
-	row := a.rowLocked(e)
-	_, had := a.node.served[a.slotLocked(e)]
-	return had && (a.isSelf(row.Primary) && row.Source == 0 || a.isSelf(row.Source)) // who is to be the next home may be killed before it has heard that it has all
+	slot, self := a.slotLocked(e), a.node.cfg.Self
+	return a.mu.view.Row(slot).Holder() == self && a.node.ledger.left.Has(a.mu.view, self, slot, a.mu.ino.Spec.SlotOf(a.id, e)).Served
 }
 
 // staysAHomeLocked reports whether that is so of any extent.

@@ -41,13 +41,17 @@ func (n *simNode) goOn() {
 			s.t.Fatal("it cannot go on")
 		}
 	})
+	if n.between != nil {
+		n.between()
+	}
 	s.setAway(n, false)
 	n.fenced.Store(false)
-	n.snapshot()
+	n.look()
 	n.area = nil
 	if err := n.node.Resume(s.t.Context(), false, false); err != nil {
 		s.t.Fatal(err)
 	}
+	n.node.Reset()
 	if n.reader || n.writer != nil {
 		a, err := n.node.Reopen(s.t.Context(), simArea, n.writer != nil)
 		if err != nil {
@@ -215,7 +219,7 @@ func TestViewsToldOutOfOrder(t *testing.T) {
 			for range 2 { // in the second one the home's slots have a new epoch, as after another node of these rows has died
 				s.changeView(func(v *dsm.View) {
 					for _, row := range v.Rows() {
-						row.Epoch = v.Epoch
+						row.Epoch, row.Had = v.Epoch, v.Epoch
 					}
 				})
 				views = append(views, s.lastView())

@@ -73,73 +73,24 @@ func dropBackup(row *dsm.SlotHome, n dsm.NodeID) {
 	setBackups(row, slices.DeleteFunc(slices.Clone(row.Backups[:]), func(b dsm.Backup) bool { return b.Node == n || b.Node == 0 }))
 }
 
-// movedTo returns the row of what a node is to take over from the home in the given row. That one is among the backups meanwhile; and the new home,
-// if it is one in sync, has place there too.
-func (s *sim) movedTo(row dsm.SlotHome, to dsm.NodeID, e dsm.Epoch) dsm.SlotHome {
-	next := dsm.SlotHome{Primary: to, Source: row.Primary, Epoch: e, Had: row.Epoch}
-	switch {
-	case row.Primary == to:
-		next.Source, next.Had, next.Backups = 0, 0, row.Backups
-	case s.copies > 1:
-		synced, filling := backups(&row)
-		last := []dsm.Backup(nil)
-		if i := slices.IndexFunc(synced, func(b dsm.Backup) bool { return b.Node == to }); i >= 0 {
-			last = append(last, synced[i])
-			synced = slices.Delete(synced, i, i+1)
-		}
-		filling = slices.DeleteFunc(filling, func(b dsm.Backup) bool { return b.Node == to })
-		setBackups(&next, synced, []dsm.Backup{{Node: row.Primary, InSync: true, Since: e}}, last, filling)
+// movedTo returns the row of what a node is to have as the home; that may be so already.
+func (s *sim) movedTo(v *dsm.View, row dsm.SlotHome, to dsm.NodeID) dsm.SlotHome {
+	if row.Primary == to {
+		row.Epoch = v.Epoch
+		return row
 	}
-	return next
-}
-
-// arrived ends the handover of a row.
-func arrived(row *dsm.SlotHome) {
-	row.Source, row.Had = 0, 0
-	dropBackup(row, row.Primary)
-}
-
-// stateAt is the node that has the state of a row.
-func stateAt(row *dsm.SlotHome) dsm.NodeID {
-	if row.Source != 0 {
-		return row.Source
-	}
-	return row.Primary
+	return row.MovedTo(v, max(s.copies, 1), to)
 }
 
 // takeOver takes a node that is gone out of the rows. Where it had the state, a backup in sync takes over. Without one the row stays with it.
 func (s *sim) takeOver(v *dsm.View, dead dsm.NodeID) {
 	for _, row := range v.Rows() {
 		dropBackup(row, dead)
-		if stateAt(row) == dead && !s.succeed(v, row) {
+		if row.Holder() == dead && !row.TakeOver(v) {
 			setBackups(row)
 		}
 	}
 	s.assign(v)
-}
-
-// succeed makes a backup in sync the home of a row, if there is one that is not gone.
-func (s *sim) succeed(v *dsm.View, row *dsm.SlotHome) bool {
-	for id := range row.InSync() {
-		if !isGone(v, id) {
-			*row = restarted(v, *row, id)
-			return true
-		}
-	}
-	return false
-}
-
-// restarted returns a row with another home, which has everything. What the others have may differ by what was on its way. Those in sync can take over until
-// the home has said that it has heard of this.
-func restarted(v *dsm.View, row dsm.SlotHome, home dsm.NodeID) dsm.SlotHome {
-	next := dsm.SlotHome{Primary: home, Epoch: v.Epoch, Backups: row.Backups}
-	dropBackup(&next, home)
-	for i := range next.Backups {
-		if b := &next.Backups[i]; b.Node != 0 {
-			b.Former, b.Since = b.InSync, v.Epoch
-		}
-	}
-	return next
 }
 
 // wish is what a node has asked the catalog for, and what that has not decided yet.
@@ -198,7 +149,7 @@ func (s *sim) grant(i int) {
 func (n *simNode) BackupInSync(ctx context.Context, backup dsm.NodeID, slots []dsm.Slot, e dsm.Epoch) error {
 	return n.asks(ctx, func(v *dsm.View) (changed bool) {
 		n.reportsOn(v, backup, slots, e, func(row *dsm.SlotHome, b *dsm.Backup) {
-			if stateAt(row) == n.id && !b.InSync {
+			if row.Holder() == n.id && !b.InSync {
 				b.InSync, changed = true, true
 			}
 		})
@@ -244,7 +195,7 @@ func (s *sim) replaceBackup() {
 	row, n := s.rowOf(v, dsm.ExtentIndex(s.rng.IntN(4))), s.aNode()
 	synced, filling := backups(row)
 	dead := slices.ContainsFunc(s.nodes, func(n *simNode) bool { return n.dead && !n.gone })
-	if dead || s.copies == 1 || !row.Settled() || len(filling) > 0 || len(synced) < s.copies-1 || row.Primary == n.id || row.BackupOf(n.id) >= 0 || isGone(v, row.Primary) || isGone(v, n.id) {
+	if dead || s.copies == 1 || !row.Settled() || len(filling) > 0 || len(synced) < s.copies-1 || row.Primary == n.id || row.BackupOf(n.id) >= 0 || v.IsGone(row.Primary) || v.IsGone(n.id) {
 		return
 	}
 	setBackups(row, synced, []dsm.Backup{{Node: n.id, Since: v.Epoch}})
@@ -261,7 +212,7 @@ func (s *sim) wholeRows() {
 		for range row.InSync() {
 			k++
 		}
-		if row.Source == 0 && (k != want || !row.Settled()) && !isGone(v, row.Primary) {
+		if row.Source == 0 && (k != want || !row.Settled()) && !v.IsGone(row.Primary) {
 			s.explain()
 			s.t.Fatalf("extent %d: %d backups in sync, want %d: %+v", e, k, want, *row)
 		}

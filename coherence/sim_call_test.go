@@ -192,7 +192,7 @@ func (n *simNode) SlotsReady(ctx context.Context, slots []dsm.Slot, e dsm.Epoch)
 	v := s.lastViewLocked().Clone()
 	for _, sl := range slots {
 		if row := v.Row(sl); row.Primary == n.id && row.Source != 0 && e >= row.Epoch {
-			arrived(row)
+			row.Arrived()
 			v.Epoch++
 		}
 	}

@@ -108,6 +108,7 @@ type simNode struct {
 	changed  chan struct{} // closed and replaced when an entry is applied
 	reader   bool          // a program has it open to read
 	writer   *simProgram   // has it open for writing, or nil
+	between  func()        // called by goOn when the catalog knows that the node is back
 	attached []*simProgram
 	marking  *marking      // of a program that has attached; or nil
 	reading  []*simProgram // programs that stored before, and have the area still attached to read
@@ -415,13 +416,13 @@ func (s *sim) moveSlots() {
 		case slices.Contains(gone, row.Primary) || slices.Contains(gone, row.Source):
 		case row.Source != 0:
 			if dsm.Epoch(s.nodes[row.Primary-1].node.received[sl].Load()) == row.Epoch {
-				arrived(row)
+				row.Arrived()
 				changed = true
 			}
 		case s.rng.IntN(3) == 0 && row.Settled() && !s.twoUnheard():
 			to := dsm.NodeID(s.rng.IntN(len(s.nodes)) + 1)
 			if to != row.Primary && !slices.Contains(gone, to) && !s.isAlone(to) {
-				*row = s.movedTo(*row, to, v.Epoch)
+				*row = s.movedTo(v, *row, to)
 				changed = true
 			}
 		}
@@ -450,5 +451,5 @@ func (s *sim) placeAnew(v *dsm.View) bool {
 		return false
 	}
 	s.placed++
-	return v.Place(simArea, s.movedTo(row, to, v.Epoch))
+	return v.Place(simArea, s.movedTo(v, row, to))
 }

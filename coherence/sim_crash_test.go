@@ -47,7 +47,7 @@ func (r *simRun) busyRows() bool {
 	v := r.lastView()
 	for e := range dsm.ExtentIndex(4) {
 		row := r.rowOf(v, e)
-		if _, filling := backups(row); row.Source != 0 || r.nodes[stateAt(row)-1].dead || len(filling) > 0 {
+		if _, filling := backups(row); row.Source != 0 || r.nodes[row.Holder()-1].dead || len(filling) > 0 {
 			return true
 		}
 	}
@@ -67,7 +67,7 @@ func (s *sim) loses(n *simNode) bool {
 		v.Members[o.i].Gone = true
 	}
 	for _, row := range v.Rows() {
-		if row.Source == 0 || !isGone(v, row.Primary) {
+		if row.Source == 0 || !v.IsGone(row.Primary) {
 			continue
 		}
 		// Where a new home has died, its source says so at some time, and then the first in sync has it.
@@ -75,7 +75,7 @@ func (s *sim) loses(n *simNode) bool {
 			return true
 		}
 		// It may have arrived there: then only a backup has it, too.
-		if !slices.ContainsFunc(row.Backups[:], func(b dsm.Backup) bool { return b.InSync && !isGone(v, b.Node) }) {
+		if !slices.ContainsFunc(row.Backups[:], func(b dsm.Backup) bool { return b.InSync && !v.IsGone(b.Node) }) {
 			return true
 		}
 	}
@@ -91,7 +91,7 @@ func (s *sim) losesAll(dead []*simNode) bool {
 		s.takeOver(v, n.id)
 	}
 	for _, row := range v.Rows() {
-		if isGone(v, stateAt(row)) {
+		if v.IsGone(row.Holder()) {
 			return true
 		}
 	}

@@ -169,9 +169,9 @@ func (n *simNode) HandoverFailed(ctx context.Context, back, lost []dsm.Slot, e d
 		}
 		changed = true
 		if slices.Contains(back, sl) {
-			*row = restarted(v, *row, n.id)
-		} else if !s.succeed(v, row) && isGone(v, row.Primary) {
-			arrived(row)
+			*row = row.Restarted(v, n.id)
+		} else if !row.TakeOver(v) && v.IsGone(row.Primary) {
+			row.Arrived()
 		}
 	}
 	if changed {

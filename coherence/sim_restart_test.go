@@ -178,41 +178,25 @@ func (s *sim) goesBack(v *dsm.View, n *simNode) bool {
 	for e := range dsm.ExtentIndex(ino.Spec.CoveringExtents(s.fullSize())) { // it may have been shrunk
 		bytes[s.slotOf(v, e)] = true
 	}
-	served := map[dsm.Slot]dsm.Served{}
+	ledger := dsm.Ledger{}
 	if n.held != nil {
-		served = n.config.Store.Served()
+		ledger = n.config.Store.Served()
 	}
-	since := v.Members[n.i].Since
+	left := make(map[dsm.Slot]dsm.LeftOver)
+	for sl := range v.Rows() {
+		shares := sl
+		if sl >= dsm.Slots {
+			shares = ino.Spec.SlotOf(simArea, 0)
+		}
+		left[sl] = ledger.Has(v, n.id, sl, shares)
+	}
 	for sl, row := range v.Rows() { // as in catalog/back.go
-		x, any := served[sl]
-		became := func(home dsm.Epoch) bool { return any && (x.Since == home || since != 0 && home == since) }
-		had := row.Primary == n.id && row.Source != 0 && any && x.Since == row.Epoch || row.Primary == n.id && row.Source == 0 && became(row.Epoch) || row.Source == n.id && became(row.Had)
-		if !s.withdraws(v, row, n, had, x.Offered == row.Epoch) && bytes[sl] {
+		if !row.Withdraw(v, n.id, left[sl]) && bytes[sl] {
 			return false
 		}
 	}
 	v.Members[n.i].Since = v.Epoch
 	s.assign(v)
-	return true
-}
-
-// withdraws takes a node out of a row as the catalog does, of which its daemon had all or not, and has sent all to the next home or not. It returns false if it is not certain that somebody has everything.
-func (s *sim) withdraws(v *dsm.View, row *dsm.SlotHome, n *simNode, had, offered bool) bool {
-	dropBackup(row, n.id)
-	switch {
-	case row.Primary != n.id && row.Source != n.id, row.Source == n.id && had && offered && !v.Members[row.Primary-1].Gone:
-	case row.Primary == n.id && row.Source != 0 && !had && !v.Members[row.Source-1].Gone:
-		*row = restarted(v, *row, row.Source)
-	case had && !(row.Source == n.id && offered):
-		*row = restarted(v, *row, n.id)
-	case s.succeed(v, row):
-	case row.Primary == n.id:
-		*row = dsm.SlotHome{Primary: n.id, Epoch: v.Epoch}
-		return false
-	default:
-		arrived(row)
-		return false
-	}
 	return true
 }
 

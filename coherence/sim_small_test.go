@@ -258,7 +258,7 @@ func (r *pathRun) moveOn() {
 	r.moved++
 	r.changeView(func(v *dsm.View) {
 		row := r.rowOf(v, 0)
-		*row = r.movedTo(*row, to, v.Epoch)
+		*row = r.movedTo(v, *row, to)
 	})
 }
 

@@ -13,7 +13,7 @@ func (s *sim) checkStandbys() {
 	for e := range dsm.ExtentIndex(s.lastInode().Spec.CoveringExtents(s.lastInode().Size)) {
 		row := s.rowOf(v, e)
 		for id := range row.InSync() {
-			if row.Source != 0 || isGone(v, row.Primary) {
+			if row.Source != 0 || v.IsGone(row.Primary) {
 				continue
 			}
 			home, backup := s.nodes[row.Primary-1], s.nodes[id-1]

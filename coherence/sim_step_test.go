@@ -36,7 +36,7 @@ func (s *sim) move(to *simNode, extents dsm.ExtentIndex) {
 		for e := range extents {
 			row := s.rowOf(v, e)
 			if row.Primary != to.id {
-				*row = s.movedTo(*row, to.id, v.Epoch)
+				*row = s.movedTo(v, *row, to.id)
 			}
 		}
 	})

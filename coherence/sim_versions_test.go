@@ -284,7 +284,7 @@ func (s *sim) own(by dsm.NodeID, id dsm.AreaID, to dsm.NodeID) (dsm.Epoch, error
 		return v.Epoch, errs.E(errs.Busy, "own", "it is on its way to node %v", row.Primary)
 	}
 	v.Epoch++
-	first := s.movedTo(row, to, v.Epoch)
+	first := s.movedTo(v, row, to)
 	if s.lastInodeLocked().Size == 0 {
 		first.Source = 0
 	}

@@ -46,7 +46,7 @@ func TestTakeoverIsNotTheLastView(t *testing.T) {
 				}
 				s.changeView(func(v *dsm.View) {
 					if row := s.rowOf(v, 0); c.moves {
-						*row = s.movedTo(*row, replica.id, v.Epoch)
+						*row = s.movedTo(v, *row, replica.id)
 					}
 				})
 				backup.snapshot()

@@ -78,7 +78,7 @@ func (a *Area) versionsLeftLocked(left leftVersions, home bool) {
 		if v.Version == 0 {
 			v.Version, v.Size = a.mu.newest, a.mu.ino.Size // that of becomeHomeLocked: all of it was merged
 		}
-		a.completedLocked(v)
+		a.tookOverLocked(v) // perhaps no backup has it
 		w.replica = v.Version
 	}
 }

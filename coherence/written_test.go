@@ -415,7 +415,7 @@ func TestViewAfterAShrink(t *testing.T) {
 		s.changeView(func(v *dsm.View) {
 			for e := range dsm.ExtentIndex(3) {
 				if row := s.rowOf(v, e); e > 0 {
-					*row = s.movedTo(*row, to.id, v.Epoch)
+					*row = s.movedTo(v, *row, to.id)
 				}
 			}
 		})

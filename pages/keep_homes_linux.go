@@ -19,7 +19,7 @@ type homes struct {
 		lockrank.Mutex
 		frames frames
 		free   []homeSlot
-		served map[dsm.Slot]homeSlot
+		served map[dsm.SlotName]homeSlot
 		merged map[dsm.AreaID]map[mergedBy]*Merged
 	}
 }
@@ -36,7 +36,7 @@ type homeSlot struct {
 // The words of a slot.
 const (
 	homeIs     = iota // homeFree, homeServed or homeMerged
-	homeOf            // the slot of the view, or the area
+	homeOf            // the name of the slot of the view, or the area
 	homeEpoch         // the epoch from which on the node has had all of a slot, or the extent
 	homeWriter        // who has published; of a slot of the view, the epoch of the one to which it was offered last
 	homeSeq           // the newest publish of that node that the bytes contain
@@ -68,7 +68,7 @@ func (h *homes) init(s *Keep) {
 	h.mu.Init("pages.homes")
 	h.mu.frames.kept = &keeping{store: s, record: hold.Area{ID: new(atomic.Uint64)}}
 	h.mu.frames.kept.record.ID.Store(uint64(ofHomes))
-	h.mu.served = make(map[dsm.Slot]homeSlot)
+	h.mu.served = make(map[dsm.SlotName]homeSlot)
 	h.mu.merged = make(map[dsm.AreaID]map[mergedBy]*Merged)
 }
 
@@ -93,8 +93,8 @@ func (h *homes) dropLocked(x homeSlot) {
 	h.mu.free = append(h.mu.free, x)
 }
 
-// Serves says that this node has all of a slot as its home, which it became in epoch e. Of two epochs the later one counts.
-func (s *Keep) Serves(slot dsm.Slot, e dsm.Epoch) {
+// Serves says that this node has all of a slot as its home, and has had since epoch e.
+func (s *Keep) Serves(slot dsm.SlotName, e dsm.Epoch) {
 	if s == nil {
 		return
 	}
@@ -102,28 +102,27 @@ func (s *Keep) Serves(slot dsm.Slot, e dsm.Epoch) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	x, ok := h.mu.served[slot]
-	if !ok {
+	switch {
+	case !ok:
 		x = h.takeLocked()
 		h.mu.served[slot] = x
 		x.word(homeOf).Store(uint64(slot))
-		x.word(homeEpoch).Store(0)
-		x.word(homeWriter).Store(0)
+	case x.since() == e:
+		return
 	}
-	if e >= x.since() {
-		x.word(homeEpoch).Store(uint64(e))
-		x.word(homeIs).Store(homeServed)
-	}
+	x.word(homeWriter).Store(0)
+	x.word(homeEpoch).Store(uint64(e))
+	x.word(homeIs).Store(homeServed)
 }
 
 // since is the epoch from which on the node has had all of a slot.
 func (h homeSlot) since() dsm.Epoch { return dsm.Epoch(h.word(homeEpoch).Load()) }
 
-// Offers says that this node, which has had all of a slot since an epoch, is about to offer that to another home, which is to be it in epoch e.
-func (s *Keep) Offers(slot dsm.Slot, since, e dsm.Epoch) {
+// Offers says that this node, which serves a slot, is about to offer all of it to another home, which is to be it in epoch e.
+func (s *Keep) Offers(slot dsm.SlotName, e dsm.Epoch) {
 	if s == nil {
 		return
 	}
-	s.Serves(slot, since)
 	h := &s.homes
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -132,29 +131,29 @@ func (s *Keep) Offers(slot dsm.Slot, since, e dsm.Epoch) {
 	}
 }
 
-// ServesNot says that this node, which has had all of a slot since epoch e, has not any more.
-func (s *Keep) ServesNot(slot dsm.Slot, e dsm.Epoch) {
+// ServesNot says that this node has not all of a slot any more.
+func (s *Keep) ServesNot(slot dsm.SlotName) {
 	if s == nil {
 		return
 	}
 	h := &s.homes
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if x, ok := h.mu.served[slot]; ok && x.since() == e {
+	if x, ok := h.mu.served[slot]; ok {
 		delete(h.mu.served, slot)
 		h.dropLocked(x)
 	}
 }
 
 // Served returns the slots of which this node, or an earlier daemon of it, has said that it has all.
-func (s *Keep) Served() map[dsm.Slot]dsm.Served {
+func (s *Keep) Served() dsm.Ledger {
 	if s == nil {
 		return nil
 	}
 	h := &s.homes
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	all := make(map[dsm.Slot]dsm.Served, len(h.mu.served))
+	all := make(dsm.Ledger, len(h.mu.served))
 	for slot, x := range h.mu.served {
 		all[slot] = dsm.Served{Since: x.since(), Offered: dsm.Epoch(x.word(homeWriter).Load())}
 	}
@@ -249,7 +248,7 @@ func (h *homes) restore(s *Keep) error {
 			x := homeSlot{f.frame, off}
 			switch of := x.word(homeOf).Load(); x.word(homeIs).Load() {
 			case homeServed:
-				h.mu.served[dsm.Slot(of)] = x
+				h.mu.served[dsm.SlotName(of)] = x
 			case homeMerged:
 				by := mergedBy{dsm.ExtentIndex(x.word(homeEpoch).Load()), dsm.NodeID(x.word(homeWriter).Load())}
 				h.addLocked(&Merged{s, dsm.AreaID(of), by, x})

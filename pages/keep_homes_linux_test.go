@@ -18,7 +18,8 @@ func TestKilledHome(t *testing.T) {
 	}
 	var none *Keep
 	none.Serves(1, 1)
-	none.ServesNot(1, 1)
+	none.Offers(1, 1)
+	none.ServesNot(1)
 	none.KeepMerged(1, 1, 1).Set(1, 1)
 	none.KeepMerged(1, 1, 1).Drop()
 	if len(none.Served()) > 0 || len(none.MergedOf(1)) > 0 {
@@ -28,26 +29,24 @@ func TestKilledHome(t *testing.T) {
 		area dsm.AreaID
 		by   mergedBy
 	}
-	served, merged := make(map[dsm.Slot]dsm.Served), make(map[of][2]dsm.Seq)
+	served, merged := make(dsm.Ledger), make(map[of][2]dsm.Seq)
 	s := newTestStore(t, m)
 	for range 40 {
 		for range rnd.IntN(60) {
 			x := of{1 + dsm.AreaID(rnd.IntN(4)), mergedBy{dsm.ExtentIndex(rnd.IntN(40)), 1 + dsm.NodeID(rnd.IntN(3))}}
-			switch slot := dsm.Slot(rnd.IntN(200)); rnd.IntN(8) {
+			switch slot := dsm.SlotName(rnd.IntN(200)); rnd.IntN(8) {
 			case 0:
-				since := 1 + dsm.Epoch(rnd.IntN(3))
-				if s.ServesNot(slot, since); served[slot].Since == since {
-					delete(served, slot)
-				}
+				s.ServesNot(slot)
+				delete(served, slot)
 			case 1, 2:
 				since := 1 + dsm.Epoch(rnd.IntN(3))
-				s.Serves(slot, since)
-				was := served[slot]
-				served[slot] = dsm.Served{Since: max(was.Since, since), Offered: was.Offered}
-				if rnd.IntN(3) == 0 {
-					offered := dsm.Epoch(1 + rnd.IntN(9))
-					s.Offers(slot, since, offered)
-					served[slot] = dsm.Served{Since: max(served[slot].Since, since), Offered: offered}
+				if s.Serves(slot, since); served[slot].Since != since {
+					served[slot] = dsm.Served{Since: since}
+				}
+			case 4:
+				offered := dsm.Epoch(1 + rnd.IntN(9))
+				if s.Offers(slot, offered); served[slot] != (dsm.Served{}) {
+					served[slot] = dsm.Served{Since: served[slot].Since, Offered: offered}
 				}
 			case 3:
 				for _, m := range s.MergedOf(x.area) {

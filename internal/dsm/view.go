@@ -15,15 +15,12 @@ type SlotHome struct {
 	Source NodeID
 	// Epoch is the epoch of the view in which Primary became primary.
 	Epoch Epoch
-	// Had is likewise that of Source, 0 if there is none.
+	// Had is since when the node that has the state of the slot, see Holder, has had all of it without a break: through all that has become of the row. 0: since the slot began, with nothing.
 	Had Epoch
 	// Backups keep copies of what the primary has; the zero Backup is none. While Source is not 0, those in sync have what the source has,
 	// and the primary can be one of them.
 	Backups [MostBackups]Backup
 }
-
-// Served is what a node has of a slot as its home: all, since epoch Since. Offered is the epoch of the next home to which it has sent all of it; 0: none.
-type Served struct{ Since, Offered Epoch }
 
 // MostBackups is how many backups a slot has at most: as many as areas want, and one that is being filled in place of another.
 const MostBackups = MostReplicas
@@ -57,10 +54,7 @@ func (h *SlotHome) Settled() bool {
 }
 
 // Failed reports whether the slot never arrives where it is going: its new primary has died.
-func (h *SlotHome) Failed(v *View) bool {
-	m, _ := v.Member(h.Primary)
-	return h.Source != 0 && m.Gone
-}
+func (h *SlotHome) Failed(v *View) bool { return h.Source != 0 && v.IsGone(h.Primary) }
 
 // BackupOf returns the place of a node in Backups, or -1.
 func (h *SlotHome) BackupOf(n NodeID) int {
@@ -107,6 +101,18 @@ func (v *View) Member(id NodeID) (Member, bool) {
 		}
 	}
 	return Member{}, false
+}
+
+// IsGone reports whether a member has died, for all that the catalog knows.
+func (v *View) IsGone(id NodeID) bool {
+	m, ok := v.Member(id)
+	return ok && m.Gone
+}
+
+// Stays reports whether the node is a member that does not leave.
+func (v *View) Stays(id NodeID) bool {
+	m, ok := v.Member(id)
+	return ok && !m.Leaving
 }
 
 // Link is one between two members.
