@@ -149,7 +149,7 @@ func (a *Area) sendAcquireLocked(op *acquiring) {
 		}
 		a.sendLocked(home, &wire.Acquire{Stamp: a.stampLocked(), Round: op.round})
 	}
-	if len(op.pending) == 0 { // nor are there bytes
+	if op.changes = r.changes; len(op.pending) == 0 { // nor are there bytes
 		a.freshenedLocked(op, true)
 	}
 }
@@ -168,7 +168,7 @@ func (a *Area) replicaAcquiredLocked(from dsm.NodeID, m *wire.Acquired) {
 			a.wholeLocked(op.version)
 		}
 		if len(op.pending) == 0 {
-			op.late = a.comesLateLocked(op)
+			op.late, op.changes = a.comesLateLocked(op), a.mu.replica.changes
 			delete(a.mu.replica.acquires, m.Round) // it is over for the homes, and not sent again
 			a.freshenedLocked(op, whole)
 		}

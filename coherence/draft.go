@@ -33,8 +33,6 @@ type draft struct {
 	mem          *pages.Draft
 	attachments  int
 	writers      int               // attachments that may store
-	refreshes    uint64            // how often refresh has begun
-	refreshed    uint64            // the last refresh that is over
 	behind       bool              // follow is to bring it up to date: it had writers until just now
 	filled       bool              // it has the bytes of the working copy
 	stale        []dsm.PageSet     // by extent: pages where the working copy may differ from the base
@@ -42,6 +40,7 @@ type draft struct {
 	tracking     pages.Tracking    // guarded by attached.mu
 	refused      refused
 	heads        heads
+	changes      uint64      // the changes of the working copy that are in it: see replica.changes
 	whole        dsm.Version // everything up to this version is in it: see replica.whole
 	fresh        time.Time   // see replica.fresh
 }
@@ -110,17 +109,20 @@ func (a *Area) draftWithLocked(program int) *draft {
 	return nil
 }
 
-// has says what is in some memory: everything up to a version, and everything that was published before a time.
+// has says what is in some memory: so many changes of the working copy, everything up to a version, and everything that was published before a time.
 type has struct {
-	whole dsm.Version
-	fresh time.Time
+	changes uint64
+	whole   dsm.Version
+	fresh   time.Time
 }
 
-func (a *Area) hasLocked() has { return has{a.mu.replica.whole, a.mu.replica.fresh} }
+func (a *Area) hasLocked() has {
+	return has{a.mu.replica.changes, a.mu.replica.whole, a.mu.replica.fresh}
+}
 
 // getsLocked records that what the working copy had is in the draft.
 func (d *draft) getsLocked(h has) {
-	d.whole = max(d.whole, h.whole)
+	d.changes, d.whole = max(d.changes, h.changes), max(d.whole, h.whole)
 	if h.fresh.After(d.fresh) {
 		d.fresh = h.fresh
 	}
@@ -179,6 +181,7 @@ func (d *draft) resizedLocked(a *Area) {
 // pages may be past the end: the area may have shrunk while they were under way.
 func (a *Area) changedLocked(e dsm.ExtentIndex, p dsm.PageSet, has *draft) {
 	p = p.And(a.withinLocked(e))
+	a.mu.replica.changes++
 	for _, d := range a.mu.drafts {
 		if d != has && int(e) < len(d.stale) && !p.Empty() {
 			if d.stale[e].Empty() {
@@ -339,7 +342,6 @@ func (a *Area) followLocked() {
 
 func (a *Area) refreshWhile(d *draft, mayLocked func() bool) {
 	left := -1 // later changes are not waited for
-	number := uint64(0)
 	var has has
 	for more := true; more; {
 		more = false // also ends if the area is gone
@@ -348,9 +350,7 @@ func (a *Area) refreshWhile(d *draft, mayLocked func() bool) {
 				return
 			}
 			if left < 0 {
-				left = len(d.staleExtents)
-				d.refreshes++
-				number, has = d.refreshes, a.hasLocked()
+				left, has = len(d.staleExtents), a.hasLocked()
 			}
 			for n := 0; left > 0 && len(d.staleExtents) > 0 && n < draftBatch; left-- {
 				e := d.staleExtents[0]
@@ -361,7 +361,7 @@ func (a *Area) refreshWhile(d *draft, mayLocked func() bool) {
 			}
 			if more = left > 0 && len(d.staleExtents) > 0; !more {
 				d.getsLocked(has)
-				d.behind, d.refreshed = false, max(d.refreshed, number)
+				d.behind = false
 				a.mu.wake = true
 			}
 		})

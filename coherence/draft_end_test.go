@@ -89,8 +89,48 @@ func TestResultThatAWriterHasBrought(t *testing.T) {
 		if got := r.draft.mem.Memory(0)[0]; got != 5 {
 			t.Fatalf("the process sees %d, want 5", got)
 		}
-		end := n.ends(func(ctx context.Context) error { return r.awaitDraft(ctx, firstRound, op.version) }) // the second half
+		end := n.ends(func(ctx context.Context) error { return r.awaitDraft(ctx, firstRound, op.changes) }) // the second half
 		s.calm("finish")
+		end.hasCome(s)
+		w.Detach()
+		r.Detach()
+	})
+}
+
+// TestResultOfOneHome: likewise, where another home, which has merged nothing, answers with an older version. The process has all up to that one, and not the result, until the other thread syncs.
+func TestResultOfOneHome(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ino := sums(2, dsm.ApplySync)
+		ino.Spec.Placement = dsm.PlaceSpread
+		s := newHomed(t, 3, ino)
+		home, n, other := s.nodes[0], s.nodes[1], s.nodes[2]
+		s.changeView(func(v *dsm.View) { s.rowOf(v, 1).Primary = other.id })
+		s.catchUp()
+		home.open(true)
+		w, r := n.attachesOne(true), n.attachesOne(false)
+		put(t, home, 2)
+		publish(home)
+		s.calm()
+		n.ask("sync", w.Acquire, nil)
+		put(t, home, 5)
+		home.joinRound()
+		n.joinRound()
+		s.calm()
+		list := []dsm.NodeID{home.id, n.id}
+		end := n.ends(func(ctx context.Context) error { return r.FinishRound(ctx, firstRound, list, len(list)) })
+		s.rest()
+		s.deliverAll(link{n.i, other.i}) // which answers before it hears of the result
+		s.rest()
+		s.deliverAll(link{other.i, n.i})
+		s.calm("finish")
+		if end.over {
+			t.Fatal("it has ended without the result")
+		}
+		n.ask("sync", w.Acquire, nil)
+		s.calm("finish")
+		if got := r.draft.mem.Memory(0)[0]; got != 5 {
+			t.Fatalf("the process sees %d, want 5", got)
+		}
 		end.hasCome(s)
 		w.Detach()
 		r.Detach()
@@ -104,7 +144,7 @@ func TestResultKeptOutOfBoth(t *testing.T) {
 		end := n.ends(func(ctx context.Context) error { return r.FinishRound(ctx, firstRound, list, len(list)) })
 		s.calm("finish")
 		if end.over {
-			t.Fatal("it has ended without the result")
+			t.Fatalf("it has ended without the result: %v", end.err)
 		}
 		n.ask("sync", w.Acquire, nil)
 		s.calm("finish")

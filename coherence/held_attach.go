@@ -160,6 +160,7 @@ func (a *Area) draftsLeftLocked() {
 			d.stale[e].Add(i)
 		})
 		a.mu.drafts = append(a.mu.drafts, d)
+		a.mu.replica.changes++ // the draft has none of this daemon's
 	}
 }
 

@@ -14,8 +14,7 @@ func (a *Area) awaitKept(ctx context.Context, op *acquiring) error {
 	id := op.finish.Round
 	for op.partly {
 		r := &a.mu.replica
-		broughtLocked := func() bool { return r.brought > op.kept || r.finished[id.Group] == id }
-		err := a.await(ctx, "finish", func() bool { return broughtLocked() || !a.defersLocked() })
+		err := a.await(ctx, "finish", func() bool { return r.brought.has(op) || !a.defersLocked() })
 		if errs.Is(err, errs.Timeout) && ctx.Err() == context.DeadlineExceeded {
 			return errKept(id)
 		}
@@ -24,14 +23,16 @@ func (a *Area) awaitKept(ctx context.Context, op *acquiring) error {
 		}
 		var again *acquiring
 		a.step(func() {
-			if !broughtLocked() {
+			if r.brought.has(op) {
+				op.changes = r.brought.since(op, r.changes)
+			} else {
 				again = a.startAcquireLocked(false)
 			}
 		})
 		if err := a.finishAcquire(ctx, again, nil); err != nil || again == nil {
 			return err
 		}
-		op = again
+		op.partly, op.kept, op.changes = again.partly, again.kept, again.changes
 	}
 	return nil
 }
@@ -42,30 +43,61 @@ func errKept(id dsm.RoundID) error {
 }
 
 // awaitDraft is awaitKept for a program that does not store by this attachment, if its process has a draft: it returns when others of the process
-// have synced, or none of them may store any more. The result of the round, which is in the working copy, has a version up to v.
-func (t *Attachment) awaitDraft(ctx context.Context, id dsm.RoundID, v dsm.Version) error {
+// have synced, or none of them may store any more. The result of the round is in the working copy since that had so many changes.
+func (t *Attachment) awaitDraft(ctx context.Context, id dsm.RoundID, changes uint64) error {
 	a, d := t.area, t.draft
 	if d == nil || t.write {
 		return nil
 	}
-	before := uint64(0)
-	a.note(func() { before = d.refreshes })
-	err := a.await(ctx, "finish", func() bool { return d.refreshed > before || d.whole >= v || d.writers == 0 })
+	err := a.await(ctx, "finish", func() bool { return d.changes >= changes || d.writers == 0 })
 	if errs.Is(err, errs.Timeout) && ctx.Err() == context.DeadlineExceeded {
 		return errKept(id)
 	}
 	return err
 }
 
-// broughtLocked follows the end of an acquire by a program that stores: all that it has asked for is in memory.
+// broughts is what acquires of programs that store have brought into memory: all that these have asked for when they ended.
+type broughts struct {
+	newest   uint64                     // the newest of the acquires
+	finished map[dsm.AreaID]dsm.RoundID // by group, the last round that one has ended
+	last     [16]brought                // the oldest first, if there are as many
+}
+
+// brought is such an acquire, and how many changes the working copy had when it ended.
+type brought struct {
+	round   uint64
+	finish  dsm.RoundID // the round that it has ended, if any
+	changes uint64
+}
+
+// broughtLocked follows the end of an acquire by a program that stores.
 func (a *Area) broughtLocked(op *acquiring) {
 	r := &a.mu.replica
-	r.brought = max(r.brought, op.round)
-	if op.finish != nil {
-		if r.finished == nil {
-			r.finished = make(map[dsm.AreaID]dsm.RoundID)
-		}
-		r.finished[op.finish.Round.Group] = op.finish.Round
+	if r.brought == nil {
+		r.brought = &broughts{finished: make(map[dsm.AreaID]dsm.RoundID)}
 	}
+	b, is := r.brought, brought{round: op.round, changes: r.changes}
+	b.newest = max(b.newest, op.round)
+	if op.finish != nil {
+		is.finish = op.finish.Round
+		b.finished[is.finish.Group] = is.finish
+	}
+	copy(b.last[:], b.last[1:])
+	b.last[len(b.last)-1] = is
 	a.mu.wake = true
+}
+
+// has reports whether what op has ended was brought.
+func (b *broughts) has(op *acquiring) bool {
+	return b != nil && (b.newest > op.kept || b.finished[op.finish.Round.Group] == op.finish.Round)
+}
+
+// since returns how many changes the working copy had when that was so first, or most that it can have had: changes.
+func (b *broughts) since(op *acquiring, changes uint64) uint64 {
+	for _, x := range b.last {
+		if x.round > op.kept || x.finish == op.finish.Round {
+			return x.changes
+		}
+	}
+	return changes
 }

@@ -62,8 +62,8 @@ type replica struct {
 	contribution *contribution              // to the round under way, or nil
 	partBytes    int64                      // of the parts that are in no window
 	dropped      map[dsm.AreaID]dsm.RoundID // the last round of each group of which something that was handed over is dropped
-	finished     map[dsm.AreaID]dsm.RoundID // the last round of each group that a program which stores has ended
-	brought      uint64                     // the newest acquire of a program that stores which has ended: what it asked for is in memory
+	changes      uint64                     // how often the working copy has changed
+	brought      *broughts                  // by programs that store; or nil
 
 	dense     bool // the last comparison found nearly all pages changed: see denseSample
 	lastStore time.Time
@@ -115,6 +115,7 @@ type acquiring struct {
 	late    bool                    // when the last home answered, something that was accumulated on this node was not merged: see awaitGivenBack
 	partly  bool                    // some pages were kept out of memory meanwhile
 	kept    uint64                  // the last acquire that was sent before the last of these; the home answers a later one with them
+	changes uint64                  // how many changes the working copy had when it had all of this, but for what was kept out
 }
 
 func (r *replica) init() {
@@ -123,7 +124,7 @@ func (r *replica) init() {
 		inquiry = make(map[uint64]*inquiring)
 	}
 	// seq and round are not set back, so that late answers to an earlier replica match nothing.
-	*r = replica{seq: r.seq, round: r.round, inquiry: inquiry, waits: r.waits, wants: make(wants), extents: make(map[dsm.ExtentIndex]*replicaExtent),
+	*r = replica{seq: r.seq, round: r.round, changes: r.changes, inquiry: inquiry, waits: r.waits, wants: make(wants), extents: make(map[dsm.ExtentIndex]*replicaExtent),
 		subs: make(map[uint64]subscribing), acquires: make(map[uint64]*acquiring), dropped: make(map[dsm.AreaID]dsm.RoundID)}
 }
 

@@ -209,7 +209,7 @@ func (a *Area) awaitGivenBack(ctx context.Context, op *acquiring) error {
 	}
 	a.step(func() {
 		if again != nil {
-			op.version, op.partly, op.kept = again.version, again.partly, again.kept
+			op.version, op.partly, op.kept, op.changes = again.version, again.partly, again.kept, again.changes
 		}
 		if op.storing {
 			a.broughtLocked(op)
@@ -274,7 +274,7 @@ func (t *Attachment) FinishRound(ctx context.Context, id dsm.RoundID, nodes []ds
 	if err != nil && !errs.Is(err, errs.NotFinite) {
 		return err
 	}
-	if kept := t.awaitDraft(ctx, id, op.version); kept != nil {
+	if kept := t.awaitDraft(ctx, id, op.changes); kept != nil {
 		return kept
 	}
 	t.acquired()
