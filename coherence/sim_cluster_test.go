@@ -150,7 +150,7 @@ func newSimOf(t *testing.T, seed uint64, nodes int, ino dsm.Inode, linger time.D
 	}
 	s.whole = ino.Spec.Mode == dsm.ModeVersioned
 	for sl := range view.Slots {
-		view.Slots[sl] = dsm.SlotHome{Primary: dsm.NodeID(s.rng.IntN(nodes) + 1), Epoch: 1}
+		view.Slots[sl] = dsm.SlotHome{Primary: dsm.NodeID(s.rng.IntN(nodes) + 1), Epoch: 1, Had: dsm.Epoch(sl % 2)}
 	}
 	s.log = []entry{{&ino, nil}, {nil, view}}
 	for i := range nodes {
@@ -431,16 +431,13 @@ func (s *sim) moveSlots() {
 		return
 	}
 	s.assign(v)
-	for _, n := range s.nodes {
-		if n.away && n.held != nil && !n.dead && !s.goesBack(v.Clone(), n) {
-			return // the next daemon of the node could not come back
-		}
-	}
 	s.commit(entry{nil, v})
 }
 
-// isAlone reports whether the daemon of a node was killed, of what moves to which nobody has a copy.
-func (s *sim) isAlone(n dsm.NodeID) bool { return s.alone && s.nodes[n-1].away }
+// isAlone reports whether a node was evicted, of what moves to which nobody has a copy.
+func (s *sim) isAlone(n dsm.NodeID) bool {
+	return s.alone && s.nodes[n-1].away && s.nodes[n-1].held == nil
+}
 
 // placeAnew gives the area a slot of its own, as catalog/place.go does, at some node. It reports whether it did.
 func (s *sim) placeAnew(v *dsm.View) bool {

@@ -48,7 +48,8 @@ type simRun struct {
 	marks     uint32         // how often a program has stored a mark: see storeMark
 	crash     simCrash
 	evictions int             // how often a node was evicted
-	restarts  int             // how often a daemon was
+	restarts  int             // how often a daemon was killed
+	both      int             // how often that of another node, too, before the next one was there
 	kept      int             // attachments that were taken over
 	found     int             // how many values programs have found
 	hot       []dsm.PageIndex // that this run stores to

@@ -32,6 +32,7 @@ func (n *simNode) hold() {
 	}
 	n.held, n.shelf = m, hold.NewShelf()
 	n.newDaemon()
+	n.node.keepServed()
 }
 
 // newDaemon makes a data plane with what was kept.
@@ -200,6 +201,20 @@ func (s *sim) goesBack(v *dsm.View, n *simNode) bool {
 	return true
 }
 
+// allGoBack reports whether all of these nodes can come back, in any order.
+func (s *sim) allGoBack(list []*simNode) bool {
+	for i := range list {
+		v := s.lastView().Clone()
+		v.Epoch++
+		for k := range list {
+			if !s.goesBack(v, list[(i+k)%len(list)]) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
 // callsOfRound reports whether a call of a round has not returned. It may go on for a while when it was given up, and its program calls nothing else meanwhile: the end of
 // the call ends the round for the program.
 func (n *simNode) callsOfRound() bool {
@@ -208,11 +223,33 @@ func (n *simNode) callsOfRound() bool {
 	})
 }
 
-// restart kills the daemon of a node, and starts another.
+// restart kills the daemon of a node, and starts another. Perhaps that of another node is killed meanwhile.
 func (r *simRun) restart(n *simNode) {
+	k := r.killDaemon(n)
+	if k == nil {
+		return
+	}
+	down := r.untilNext(k)
+	r.rng.Shuffle(len(down), func(i, j int) { down[i], down[j] = down[j], down[i] })
+	for _, k := range down {
+		r.nextDaemon(k)
+	}
+}
+
+// killed is a node whose daemon was killed.
+type killed struct {
+	n         *simNode
+	memory    *Area // which its programs have attached
+	conflicts []string
+	reader    bool
+	writer    *simProgram
+}
+
+// killDaemon kills the daemon of a node. It returns nil if the node could not come back, or in the midst of what the kernel would ask for again.
+func (r *simRun) killDaemon(n *simNode, down ...*simNode) *killed {
 	for _, q := range r.requests {
 		if q.n == n && q.firm {
-			return // the kernel would ask again
+			return nil
 		}
 	}
 	n.dying = true
@@ -223,19 +260,17 @@ func (r *simRun) restart(n *simNode) {
 	}
 	r.rest()
 	n.dying = false
-	v := r.lastView().Clone()
-	if v.Epoch++; n.outstanding() > 0 || !r.goesBack(v, n) {
+	if n.outstanding() > 0 || !r.allGoBack(append(down, n)) {
 		if g := &r.group; g.members != nil && !n.callsOfRound() {
 			n.giveUpRound(g, &g.members[n.i])
 		}
-		return
+		return nil
 	}
 	r.memberIsGone(n)
 	if r.restarts++; r.whole {
 		n.kernel.harvest(1) // what only the kernel has is taken for what is stored later, when another node may have published
 	}
-	conflicts := conflictsOf(n)
-	reader, writer := n.reader, n.writer
+	k := &killed{n, n.area, conflictsOf(n), n.reader, n.writer}
 	n.node.isKilled()
 	r.storeMeanwhile(n)
 	r.mu.Lock()
@@ -245,14 +280,14 @@ func (r *simRun) restart(n *simNode) {
 			continue
 		}
 		to, from := link{i, n.i}, link{n.i, i}
-		k := r.rng.IntN(len(r.net[from]) + 1)
-		for _, f := range append(slices.Clone(r.net[to]), r.net[from][k:]...) {
+		arrive := r.rng.IntN(len(r.net[from]) + 1)
+		for _, f := range append(slices.Clone(r.net[to]), r.net[from][arrive:]...) {
 			if f.shared != nil {
 				f.shared.Release()
 			}
 		}
 		r.net[to] = []frame{{msg: sessionEnd{}}}
-		r.net[from] = append(slices.Clip(r.net[from][:k]), frame{msg: sessionEnd{}})
+		r.net[from] = append(slices.Clip(r.net[from][:arrive]), frame{msg: sessionEnd{}})
 		r.deaf[to] = true
 		delete(r.deaf, from)
 	}
@@ -271,7 +306,13 @@ func (r *simRun) restart(n *simNode) {
 	n.kernel.endTruncations()
 	n.newDaemon()
 	clear(n.merged)
-	r.untilNext(n)
+	n.area = nil
+	return k
+}
+
+// nextDaemon has another daemon follow.
+func (r *simRun) nextDaemon(k *killed) {
+	n := k.n
 	evicted := r.lastView().Members[n.i].Gone
 	if evicted { // before it joins again the sources of what was on its way there have said what becomes of it
 		for _, o := range r.nodes {
@@ -281,7 +322,7 @@ func (r *simRun) restart(n *simNode) {
 		}
 		r.rest()
 	}
-	v = r.lastView().Clone()
+	v := r.lastView().Clone()
 	v.Epoch++
 	m := &v.Members[n.i]
 	if evicted { // it joins again
@@ -291,6 +332,9 @@ func (r *simRun) restart(n *simNode) {
 		r.t.Fatal("somebody has nothing but at a node whose daemon was killed")
 	}
 	r.commit(entry{nil, v})
+	if r.rng.IntN(4) == 0 { // before it has resumed
+		r.moveSlots()
+	}
 	r.setAway(n, false)
 	n.fenced.Store(false)
 	n.look()
@@ -306,13 +350,13 @@ func (r *simRun) restart(n *simNode) {
 		n.area = a
 	}
 	n.find()
-	if now := conflictsOf(n); !slices.Equal(now, conflicts) {
-		r.t.Fatalf("node %d: the next daemon has conflicts %v, want %v", n.i, now, conflicts)
+	if now := conflictsOf(n); !slices.Equal(now, k.conflicts) {
+		r.t.Fatalf("node %d: the next daemon has conflicts %v, want %v", n.i, now, k.conflicts)
 	}
-	if reader {
+	if k.reader {
 		open(false)
 	}
-	if writer != nil {
+	if k.writer != nil {
 		open(true)
 	}
 	for _, prog := range n.attached {
@@ -333,22 +377,42 @@ func (r *simRun) restart(n *simNode) {
 	r.rest()
 }
 
-// untilNext has things happen, perhaps, until the next daemon of a node is there.
-func (r *simRun) untilNext(n *simNode) {
-	memory := n.area
-	n.area = nil
+// untilNext has things happen, perhaps, until the next daemon of a node is there. It returns all nodes whose daemon is killed then.
+func (r *simRun) untilNext(k *killed) (down []*killed) {
+	down = []*killed{k}
 	if r.rng.IntN(2) > 0 {
-		return
+		return down
 	}
-	r.setAway(n, true) // it takes a while
+	r.setAway(k.n, true) // it takes a while
 	for range r.rng.IntN(20) {
-		r.event(r.other(n))
+		o := r.other()
+		if o == nil {
+			break
+		}
+		switch r.rng.IntN(20) {
+		case 0, 1:
+			r.moveSlots()
+		case 2:
+			if len(down) > 1 {
+				break
+			}
+			if also := r.killDaemon(o, k.n); also != nil {
+				r.both++
+				r.setAway(o, true)
+				down = append(down, also)
+				continue
+			}
+		}
+		r.event(o)
 		r.rest()
-		n.area = memory
-		r.storeMeanwhile(n)
-		n.area = nil
-		r.evictDead(n)
+		for _, k := range down {
+			k.n.area = k.memory
+			r.storeMeanwhile(k.n)
+			k.n.area = nil
+			r.evictDead(k.n)
+		}
 	}
+	return down
 }
 
 // evictDead has the catalog take a node for dead at times, whose daemon was killed.
@@ -396,13 +460,13 @@ func (s *sim) setAway(n *simNode, is bool) {
 	n.away, n.cut = is, is
 }
 
-// other is another node with programs.
-func (s *sim) other(n *simNode) *simNode {
-	for {
-		if o := s.aNode(); o != n {
-			return o
-		}
+// other is a node with programs whose daemon is there, or nil.
+func (s *sim) other() *simNode {
+	list := slices.DeleteFunc(s.programNodes(), func(n *simNode) bool { return n.away })
+	if len(list) == 0 {
+		return nil
 	}
+	return list[s.rng.IntN(len(list))]
 }
 
 // daemonSender is the Sender of one of the daemons of a node. Calls of its programs and timers may end after it was killed: they say nothing any more.

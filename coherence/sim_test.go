@@ -175,7 +175,7 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 		r.t.Logf("nodes were evicted %d times", r.evictions)
 	}
 	if c.restarts {
-		r.t.Logf("daemons were killed %d times, with %d programs attached", r.restarts, r.kept)
+		r.t.Logf("daemons were killed %d times, with %d programs attached; %d times two at once", r.restarts, r.kept, r.both)
 	}
 	if (c.aways || c.restarts) && !c.locks {
 		r.checkNoConflicts()
