@@ -13,6 +13,82 @@ import (
 	"github.com/dsmfs/dsmfs/integration/harness"
 )
 
+// mounted waits until a node serves.
+func mounted(t *testing.T, n *harness.Node) {
+	t.Helper()
+	if !harness.Eventually(limit, func() bool { return n.Run(limit, "cat", filepath.Join(n.Mount, ".dsm/cluster")).Err == nil }) {
+		log, _ := os.ReadFile(n.LogFile())
+		t.Fatalf("%s: the mount is lost:\n%s", n.Name, log)
+	}
+}
+
+// do runs commands on a node.
+func do(t *testing.T, n *harness.Node, commands ...[]string) {
+	t.Helper()
+	for _, args := range commands {
+		if res := n.Run(limit, args[0], args[1:]...); res.Err != nil {
+			t.Fatal(args, res.Stderr)
+		}
+	}
+}
+
+// adding is a program on each of some nodes that adds to all numbers of a file, again and again.
+type adding struct {
+	t        *testing.T
+	end      string
+	programs int
+	done     chan string
+}
+
+// adds makes the file sum, and starts the programs.
+func adds(t *testing.T, programs []*harness.Node, size string, settings ...string) *adding {
+	t.Helper()
+	path := filepath.Join(programs[0].Mount, "sum")
+	do(t, programs[0], []string{"touch", path}, append([]string{harness.Binary(), "set", path, "merge=sum", "dtype=i64"}, settings...), []string{"truncate", "-s", size, path})
+	a := &adding{t, filepath.Join(t.TempDir(), "end"), len(programs), make(chan string, len(programs))}
+	for _, n := range programs {
+		go func() {
+			res := n.TryPython(fmt.Sprintf(`
+import numpy as np, os
+m = np.memmap(mnt + '/sum', dtype='<i8', mode='r+')
+k = 0
+while not os.path.exists(%q):
+    m += 1
+    m.flush()
+    k += 1
+print(k)
+`, a.end))
+			a.done <- res.Stdout + res.Stderr
+		}()
+	}
+	return a
+}
+
+// check ends the programs, and checks that at all nodes all that they have added counts once.
+func (a *adding) check(nodes []*harness.Node) {
+	a.t.Helper()
+	if err := os.WriteFile(a.end, nil, 0o600); err != nil {
+		a.t.Fatal(err)
+	}
+	sum := 0
+	for range a.programs {
+		added := <-a.done
+		k, err := strconv.Atoi(strings.TrimSpace(added))
+		if err != nil {
+			a.t.Fatal(added)
+		}
+		sum += k
+	}
+	for _, o := range nodes {
+		if there := o.Python(`
+m = numpy.fromfile(mnt + '/sum', dtype='<i8')
+print(m.min(), m.max())
+`); there != fmt.Sprintf("%d %d", sum, sum) {
+			a.t.Errorf("%d was added to each number, and at %s the least and the largest are %s", sum, o.Name, there)
+		}
+	}
+}
+
 // TestSumsOfOneCopy: the daemon of the home of a file of sums, of which there is no other copy, is killed again and again while a program of another node, or of its own, adds to it. The mount stays, and all counts once.
 func TestSumsOfOneCopy(t *testing.T) {
 	if _, skip := harness.Interpreter(); skip != "" {
@@ -26,54 +102,110 @@ func TestSumsOfOneCopy(t *testing.T) {
 			if own {
 				by = n
 			}
-			path := filepath.Join(nodes[0].Mount, "sum")
-			for _, args := range [][]string{{"touch", path}, {harness.Binary(), "set", path, "merge=sum", "dtype=i64", "replicas=1", "placement=" + n.Name}, {"truncate", "-s", "16M", path}} {
-				if res := nodes[0].Run(limit, args[0], args[1:]...); res.Err != nil {
-					t.Fatal(args, res.Stderr)
-				}
-			}
-			end := filepath.Join(t.TempDir(), "end")
-			done := make(chan string, 1)
-			go func() {
-				res := by.TryPython(fmt.Sprintf(`
-import numpy as np, os
-m = np.memmap(mnt + '/sum', dtype='<i8', mode='r+')
-k = 0
-while not os.path.exists(%q):
-    m += 1
-    m.flush()
-    k += 1
-print(k)
-`, end))
-				done <- res.Stdout + res.Stderr
-			}()
+			a := adds(t, []*harness.Node{by}, "16M", "replicas=1", "placement="+n.Name)
 			last := 0
 			for range 10 {
 				last = killDaemon(t, n, last, time.Duration(rnd.Int64N(int64(time.Second))), syscall.SIGKILL)
-				if !harness.Eventually(limit, func() bool {
-					return n.Run(limit, "cat", filepath.Join(n.Mount, ".dsm/cluster")).Err == nil
-				}) {
-					log, _ := os.ReadFile(n.LogFile())
-					t.Fatalf("the mount is lost:\n%s", log)
-				}
+				mounted(t, n)
 			}
-			if err := os.WriteFile(end, nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
-			added := <-done
-			k, err := strconv.Atoi(strings.TrimSpace(added))
-			if err != nil {
-				t.Fatal(added)
-			}
-			for _, o := range nodes {
-				if there := o.Python(`
-m = numpy.fromfile(mnt + '/sum', dtype='<i8')
-print(m.min(), m.max())
-`); there != fmt.Sprintf("%d %d", k, k) {
-					t.Errorf("%d was added to each number, and at %s the least and the largest are %s", k, o.Name, there)
-				}
-			}
+			a.check(nodes)
 		})
+	}
+}
+
+// TestSumsOfTwoCopies: programs of all nodes add to a file that has two copies, while daemons are killed, some at once.
+func TestSumsOfTwoCopies(t *testing.T) {
+	if _, skip := harness.Interpreter(); skip != "" {
+		t.Skip(skip)
+	}
+	rnd := seeded(t)
+	nodes := heldCluster(t, 3, "--lease", "60s").Nodes()
+	a := adds(t, nodes, "8M", "replicas=2", "placement=spread")
+	last := make([]int, 3)
+	for range 10 {
+		<-time.After(time.Duration(rnd.Int64N(int64(400 * time.Millisecond))))
+		for i, n := range nodes {
+			if rnd.IntN(2) == 0 {
+				last[i] = killDaemon(t, n, last[i], 0, syscall.SIGKILL)
+			}
+		}
+		for _, n := range nodes {
+			mounted(t, n)
+		}
+	}
+	a.check(nodes)
+}
+
+// TestSumsThatMove: a file of sums, of which there is one copy, moves to and fro between two nodes whose daemons are killed, one after the other. All counts once.
+func TestSumsThatMove(t *testing.T) {
+	if _, skip := harness.Interpreter(); skip != "" {
+		t.Skip(skip)
+	}
+	rnd := seeded(t)
+	nodes := heldCluster(t, 3, "--lease", "60s").Nodes()
+	a := adds(t, nodes[:1], "8M", "replicas=1", "placement="+nodes[1].Name)
+	moved := make(chan int, 1)
+	go func() {
+		k := 0
+		for ; ; k++ {
+			if _, err := os.Stat(a.end); err == nil {
+				break
+			}
+			nodes[0].CLI("set", filepath.Join(nodes[0].Mount, "sum"), "placement="+nodes[1+k%2].Name)
+			<-time.After(time.Duration(k*37%100) * time.Millisecond)
+		}
+		moved <- k
+	}()
+	last := make([]int, 3)
+	for range 20 {
+		i := 1 + rnd.IntN(2)
+		last[i] = killDaemon(t, nodes[i], last[i], time.Duration(rnd.Int64N(int64(300*time.Millisecond))), syscall.SIGKILL)
+		mounted(t, nodes[i])
+	}
+	a.check(nodes)
+	if k := <-moved; k < 5 {
+		t.Errorf("it was to move %d times", k)
+	}
+}
+
+// TestMadeWhileTheDaemonIsDown: another node makes a file in a directory that is placed at a node whose daemon has just been killed.
+func TestMadeWhileTheDaemonIsDown(t *testing.T) {
+	nodes := heldCluster(t, 3, "--lease", "60s").Nodes()
+	n := nodes[2]
+	dir := filepath.Join(nodes[0].Mount, "d")
+	do(t, nodes[0], []string{"mkdir", dir}, []string{harness.Binary(), "set", dir, "placement=" + n.Name}, []string{"sh", "-c", "echo abc > " + dir + "/first"})
+	n.Pause() // the holder: so the next daemon takes a while
+	killDaemon(t, n, 0, 0, syscall.SIGKILL)
+	do(t, nodes[0], []string{"truncate", "-s", "4096", dir + "/second"})
+	n.Resume()
+	mounted(t, n)
+	if res := n.Run(limit, "cat", filepath.Join(n.Mount, "d/first")); res.Err != nil || res.Stdout != "abc\n" {
+		t.Errorf("%q %v %s", res.Stdout, res.Err, res.Stderr)
+	}
+}
+
+// TestBothEndsKilled: a file is on its way from one node to another when the daemons of both are killed. That of the new home is followed first.
+func TestBothEndsKilled(t *testing.T) {
+	if skip, _ := harness.Prepare(); skip != "" {
+		t.Skip(skip)
+	}
+	nodes := harness.New(t, harness.Options{Nodes: 3, Memory: "256M", Network: harness.Namespaces, Flags: []string{"--hold", "--lease", "60s"}}).Nodes()
+	from, to := nodes[1], nodes[2]
+	path := filepath.Join(nodes[0].Mount, "f")
+	do(t, nodes[0], []string{"touch", path}, []string{harness.Binary(), "set", path, "replicas=1", "placement=" + from.Name}, []string{"sh", "-c", "yes | head -c 8M > " + path})
+	from.Rate(8) // it takes some seconds
+	if res := nodes[0].CLI("set", path, "placement="+to.Name); res.Err != nil {
+		t.Fatal(res.Stderr)
+	}
+	from.Pause() // the holder
+	killDaemon(t, from, 0, 0, syscall.SIGKILL)
+	killDaemon(t, to, 0, 0, syscall.SIGKILL)
+	mounted(t, to)
+	from.Rate(0)
+	from.Resume()
+	mounted(t, from)
+	if res := nodes[0].Run(limit, "sh", "-c", "head -c 4 "+path); res.Err != nil || res.Stdout != "y\ny\n" {
+		t.Errorf("%q %v %s", res.Stdout, res.Err, res.Stderr)
 	}
 }
 
