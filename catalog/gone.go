@@ -23,11 +23,6 @@ import (
 // and become reachable again. It is certain that it has ended if another process has the address. For all else the leader waits for signs of life, and
 // evicts a node that gives none (evict.go): one that does not answer may be on the other side of a partition.
 
-func isGone(v *dsm.View, n dsm.NodeID) bool {
-	m, ok := v.Member(n)
-	return ok && m.Gone
-}
-
 // present returns the members that are not gone.
 func present(v *dsm.View) []dsm.Member {
 	return slices.DeleteFunc(slices.Clone(v.Members), func(m dsm.Member) bool { return m.Gone })
