@@ -77,7 +77,7 @@ func (e *ending) hasCome(s *sim) {
 // homes have answered: what the process maps has the result then, and the end of the round waits for no other sync.
 func TestResultThatAWriterHasBrought(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, _, n, w, r, list := newBoth(t, false)
+		s, home, n, w, r, list := newBoth(t, false)
 		var op *acquiring
 		n.ask("finish", func(ctx context.Context) error { // the first half of Attachment.FinishRound
 			n.area.step(func() { op = n.area.startFinishLocked(firstRound, list, len(list), false) })
@@ -89,6 +89,9 @@ func TestResultThatAWriterHasBrought(t *testing.T) {
 		if got := r.draft.mem.Memory(0)[0]; got != 5 {
 			t.Fatalf("the process sees %d, want 5", got)
 		}
+		put(t, home, 9) // which is for the next sync
+		publish(home)
+		s.calm()
 		end := n.ends(func(ctx context.Context) error { return r.awaitDraft(ctx, firstRound, op.changes) }) // the second half
 		s.calm("finish")
 		end.hasCome(s)

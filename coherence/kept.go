@@ -49,7 +49,7 @@ func (t *Attachment) awaitDraft(ctx context.Context, id dsm.RoundID, changes uin
 	if d == nil || t.write {
 		return nil
 	}
-	err := a.await(ctx, "finish", func() bool { return d.changes >= changes || d.writers == 0 })
+	err := a.await(ctx, "finish", func() bool { return d.changes >= changes || len(d.staleExtents) == 0 || d.writers == 0 })
 	if errs.Is(err, errs.Timeout) && ctx.Err() == context.DeadlineExceeded {
 		return errKept(id)
 	}
