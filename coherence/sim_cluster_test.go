@@ -108,6 +108,7 @@ type simNode struct {
 	changed  chan struct{} // closed and replaced when an entry is applied
 	reader   bool          // a program has it open to read
 	writer   *simProgram   // has it open for writing, or nil
+	down     bool          // its daemon was killed, and the next one has not resumed
 	between  func()        // called by goOn when the catalog knows that the node is back
 	attached []*simProgram
 	marking  *marking      // of a program that has attached; or nil

@@ -179,9 +179,9 @@ func (s *sim) breakLink(k link) {
 	s.deaf[k] = true
 }
 
-// tellSender tells the sender of a broken link, if it was not told yet.
+// tellSender tells the sender of a broken link, if it was not told yet. A daemon is told when it has resumed.
 func (s *sim) tellSender(k link) {
-	if s.deaf[k] {
+	if s.deaf[k] && !s.nodes[k[0]].down {
 		delete(s.deaf, k)
 		if s.nodes[k[0]].dead || s.nodes[k[1]].dead {
 			return
@@ -195,7 +195,7 @@ func (s *sim) tellASender() {
 	first := s.rng.IntN(len(s.nodes))
 	for a := range s.nodes {
 		for b := range s.nodes {
-			if k := (link{(first + a) % len(s.nodes), b}); s.deaf[k] {
+			if k := (link{(first + a) % len(s.nodes), b}); s.deaf[k] && !s.nodes[k[0]].down {
 				s.tellSender(k)
 				return
 			}

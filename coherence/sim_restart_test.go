@@ -229,6 +229,7 @@ func (r *simRun) killDaemon(n *simNode, down ...*simNode) *killed {
 	}
 	k := &killed{n, n.area, conflictsOf(n), n.reader, n.writer}
 	n.node.isKilled()
+	n.down = true
 	r.storeMeanwhile(n)
 	r.mu.Lock()
 	r.wishes = slices.DeleteFunc(r.wishes, func(w *wish) bool { return w.by == n })
@@ -298,6 +299,7 @@ func (r *simRun) nextDaemon(k *killed) {
 	if err := n.node.Resume(r.t.Context(), false, evicted); err != nil {
 		r.t.Fatal(err)
 	}
+	n.down = false
 	n.node.Reset() // of whatever came before the daemon did not hear
 	open := func(write bool) {
 		a, err := n.node.Reopen(r.t.Context(), simArea, write)

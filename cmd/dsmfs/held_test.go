@@ -103,6 +103,26 @@ func TestSnapshotBeforeTheNodeIsBack(t *testing.T) {
 	}
 }
 
+// TestNothingIsHandledBeforeTheNodeHasResumed: an area of which something is left is known before it has that. A message that is handled at once would find an area that has nothing.
+func TestNothingIsHandledBeforeTheNodeHasResumed(t *testing.T) {
+	n, _ := following(t, new(dsm.View))
+	handles := func() bool {
+		t.Helper()
+		handled, err := n.onFrameNow(2, &wire.Frame{Msg: &wire.GroupState{Group: 5, Generation: 1}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return handled
+	}
+	if handles() {
+		t.Error("handled before")
+	}
+	close(n.resumed)
+	if !handles() {
+		t.Error("not handled after that")
+	}
+}
+
 // TestNobodyJoinsBeforeTheNodeHasResumed: what a daemon takes over depends on whether its node is alone.
 func TestNobodyJoinsBeforeTheNodeHasResumed(t *testing.T) {
 	n, _ := following(t, new(dsm.View))

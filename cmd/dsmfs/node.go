@@ -379,13 +379,16 @@ func (n *node) onFrame(from dsm.NodeID, f *wire.Frame) error {
 func (n *node) onFrameNow(from dsm.NodeID, f *wire.Frame) (handled bool, err error) {
 	select {
 	case <-n.built:
-		if groups.Handles(f.Msg) {
-			return n.groups.HandleNow(from, f.Msg), nil
-		}
-		return n.data.HandleNow(from, f.Msg, f.Payload)
 	default:
 		return false, nil
 	}
+	switch {
+	case !n.isResumed(): // an area may be there, and not have what it had
+		return false, nil
+	case groups.Handles(f.Msg):
+		return n.groups.HandleNow(from, f.Msg), nil
+	}
+	return n.data.HandleNow(from, f.Msg, f.Payload)
 }
 
 func (n *node) onReset(peer dsm.NodeID) {
