@@ -28,7 +28,8 @@ func (s *sim) goesBack(v *dsm.View, n *simNode) bool {
 		left[sl] = ledger.Has(v, n.id, sl, shares)
 	}
 	for sl, row := range v.Rows() { // as in catalog/back.go
-		if !row.Withdraw(v, n.id, left[sl]) && bytes[sl] {
+		before := row.Holder()
+		if has := row.Withdraw(v, n.id, left[sl]); bytes[sl] && (!has || row.Holder() != before && v.IsGone(row.Holder())) { // or it was sent to a node that is evicted, and nobody has it until that is back
 			return false
 		}
 	}
