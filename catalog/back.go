@@ -11,7 +11,7 @@ import (
 
 // The daemon of a node with a holder was killed, and another has followed: the node is back. It is a member as before, with its claims and its
 // locks. What it has sent before counts as sent by another incarnation (dsm.Member.Since). It goes on as the home with what the daemon before had: that has said of which
-// slots it had all, before it served them. The bytes of files of some kinds end with the daemon; of their slots, and of those that it was a backup of, it has nothing any more. Where it was the home, backups take over then, as if
+// slots it had all, before it served them. The bytes of very large files end with the daemon; of their slots, and of those that it was a backup of, it has nothing any more. Where it was the home, backups take over then, as if
 // it had died. A slot that was on its way to the node, and that it had not all of, goes back to its source, which has it still.
 //
 // So no backup takes over from a node that has everything itself: the daemons of both may have been killed, and then the backup has nothing.
@@ -90,7 +90,7 @@ func (s *state) leftBy(n dsm.NodeID, ledger dsm.Ledger) map[dsm.Slot]dsm.LeftOve
 		return left
 	}
 	for _, in := range s.inodes {
-		if in.Kind != dsm.KindFile || in.Spec.Residency != dsm.ResidencyDemand && in.Size <= mostServed {
+		if in.Kind != dsm.KindFile || in.Size <= mostServed {
 			continue // the memory of all others outlives the daemon
 		}
 		for e := range in.Spec.CoveringExtents(in.Size) {

@@ -13,7 +13,7 @@ import (
 func TestBackWithBytes(t *testing.T) {
 	type which struct {
 		served func(row dsm.SlotHome) []servedSlot
-		demand bool
+		large  bool
 		row    func(h *dsm.SlotHome)
 		back   bool
 		// to has it then, nodeB unless set; with from, that hands it over to the node
@@ -27,30 +27,30 @@ func TestBackWithBytes(t *testing.T) {
 	comes := func(h *dsm.SlotHome) { h.Source, h.Had = nodeA, h.Epoch-1 }
 	goes := func(h *dsm.SlotHome) { h.Source, h.Primary, h.Had = nodeB, nodeA, h.Epoch-1 }
 	for name, c := range map[string]which{
-		"all":                              {served: now, back: true},
-		"nothing":                          {served: func(dsm.SlotHome) []servedSlot { return nil }},
-		"nothing, as there was nothing":    {served: func(dsm.SlotHome) []servedSlot { return nil }, row: func(h *dsm.SlotHome) { h.Had = 0 }, back: true},
-		"what it was before":               {served: func(row dsm.SlotHome) []servedSlot { return has(row.Had - 1) }},
-		"killed again at once":             {served: was, row: func(h *dsm.SlotHome) { h.Had = 1 }, back: true},
-		"a file on demand":                 {served: now, demand: true},
-		"it has arrived there":             {served: now, row: comes, back: true},
-		"it is on its way there":           {served: was, row: comes, back: true, to: nodeA},
-		"it has arrived there, on demand":  {served: now, demand: true, row: comes},
-		"it is on its way elsewhere":       {served: was, row: goes, back: true},
-		"it was sent elsewhere":            {served: sent, row: goes, back: true, to: nodeA, from: nodeB},
-		"it was sent elsewhere, on demand": {served: sent, demand: true, row: goes},
+		"all":                                    {served: now, back: true},
+		"nothing":                                {served: func(dsm.SlotHome) []servedSlot { return nil }},
+		"nothing, as there was nothing":          {served: func(dsm.SlotHome) []servedSlot { return nil }, row: func(h *dsm.SlotHome) { h.Had = 0 }, back: true},
+		"what it was before":                     {served: func(row dsm.SlotHome) []servedSlot { return has(row.Had - 1) }},
+		"killed again at once":                   {served: was, row: func(h *dsm.SlotHome) { h.Had = 1 }, back: true},
+		"a large file":                           {served: now, large: true},
+		"it has arrived there":                   {served: now, row: comes, back: true},
+		"it is on its way there":                 {served: was, row: comes, back: true, to: nodeA},
+		"it has arrived there, of a large file":  {served: now, large: true, row: comes},
+		"it is on its way elsewhere":             {served: was, row: goes, back: true},
+		"it was sent elsewhere":                  {served: sent, row: goes, back: true, to: nodeA, from: nodeB},
+		"it was sent elsewhere, of a large file": {served: sent, large: true, row: goes},
 		"it was sent elsewhere before": {served: func(row dsm.SlotHome) []servedSlot {
 			return []servedSlot{{slot, row.Had, row.Epoch - 2}}
 		}, row: goes, back: true},
 		"it is on its way elsewhere, and is not all there": {served: now, row: goes},
 	} {
 		t.Run(name, func(t *testing.T) {
-			m := newSized(t, 1<<30, 1<<30)
+			m := newSized(t, 1<<40, 1<<40)
 			ino := m.must(nodeA, createOp{Dir: dsm.RootIno, Name: "f", Kind: dsm.KindFile}).Ino
-			if c.demand {
-				m.must(nodeA, setSpecOp{ino, "residency", "demand"})
-			}
 			size := int64(dsm.PageSize)
+			if c.large {
+				size = mostServed + 1
+			}
 			f := m.must(nodeA, setAttrOp{ino, dsm.SetAttr{Size: &size}})
 			v := m.view.Clone()
 			v.Epoch += 10

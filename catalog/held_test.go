@@ -229,11 +229,22 @@ func startHeldPair(t *testing.T) (n *node, m *hold.Memory, other *node) {
 	return n, m, other
 }
 
-// TestNobodyElseHasIt: a node that alone has bytes of a file does not come back without them. The pages of files on demand end with the daemon.
+// TestNobodyElseHasIt: a node that alone has bytes of a file does not come back without them.
 func TestNobodyElseHasIt(t *testing.T) {
-	n, m, _ := startHeldPair(t)
+	n, m := startNewHeld(t)
+	other := start(t, "b")
+	ok(t, other.Bootstrap(patient(t), dsm.Inode{Perm: 0o755}))
+	ok(t, n.Join(patient(t), other.self.Addr))
+	settle(t, []*node{n, other})
+	var here []dsm.Slot
+	for slot, row := range n.Current().Rows() {
+		if row.Primary == n.self.ID {
+			here = append(here, slot)
+		}
+	}
+	ok(t, n.SlotsReady(patient(t), here, n.Current().Epoch))
 	for i := range 200 { // some of them live at the node
-		in, err := n.Create(patient(t), dsm.RootIno, fmt.Sprint("f", i), file, false, dsm.Setting{Key: "replicas", Value: "1"}, dsm.Setting{Key: "residency", Value: "demand"})
+		in, err := n.Create(patient(t), dsm.RootIno, fmt.Sprint("f", i), file, false, dsm.Setting{Key: "replicas", Value: "1"})
 		ok(t, err)
 		_, err = n.SetAttr(patient(t), in.Ino, dsm.SetAttr{Size: ptr(int64(5))})
 		ok(t, err)

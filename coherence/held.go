@@ -13,7 +13,7 @@ import (
 // published or not. As nobody else is in the cluster, it may count all of them as published: it is their home, and the only replica. Once others
 // are there no daemon follows this one, and the node serves them like any other.
 
-// heldMemory is newMemory for a node that is held. What an area on demand has is not: there are none before others have joined.
+// heldMemory is newMemory for a node that is held.
 func (n *Node) heldMemory(id dsm.AreaID, size int64, demand bool) (*pages.Area, error) {
 	if demand {
 		return n.cfg.Store.NewHeldDemandArea(id, size)
@@ -61,6 +61,7 @@ func (n *Node) Resume(ctx context.Context, alone, evicted bool) error {
 			}
 			continue
 		}
+		left.Demand = now.Spec.Residency == dsm.ResidencyDemand
 		mem, err := left.Take(now.Size, least)
 		if err != nil {
 			return errors.Join(append(failed, err)...)

@@ -111,6 +111,7 @@ func (a *Area) resumeOneLocked(left pages.Left, versions leftVersions, least, un
 		return a.resumeReplicaLocked(left, versions, least, uncertain, evicted)
 	}
 	a.mu.kernelHad = left.KernelHas()
+	left.Demand = a.mu.ino.Spec.Residency == dsm.ResidencyDemand
 	mem, err := left.Take(a.mu.ino.Size, least)
 	if err != nil {
 		return err

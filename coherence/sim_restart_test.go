@@ -204,6 +204,9 @@ type killed struct {
 
 // killDaemon kills the daemon of a node. It returns nil if the node could not come back, or in the midst of what the kernel would ask for again.
 func (r *simRun) killDaemon(n *simNode, down ...*simNode) *killed {
+	if r.lastInode().Spec.Residency == dsm.ResidencyDemand && !n.onlyReads() {
+		return nil
+	}
 	for _, q := range r.requests {
 		if q.n == n && q.firm {
 			return nil
@@ -437,6 +440,8 @@ func (n *Node) isKilled() {
 }
 
 var restartCases = []simCase{
+	{name: "demand-restart", ino: onDemand(dsm.Inode{Size: simSize}), restarts: true, resize: true, rules: bytesRule, store: storeBytes, check: checkBytes},
+	{name: "sum-demand-restart", ino: onDemand(sumOf(dsm.DTypeI32, dsm.ApplyAuto)), restarts: true, tally: intTally, rules: addsRule, store: addOnes, check: checkOnes},
 	{name: "last-restart", ino: dsm.Inode{Size: simSize}, restarts: true, rules: bytesRule, store: storeBytes, check: checkBytes},
 	{name: "auto-restart", ino: dsm.Inode{Size: simSize}, restarts: true, auto: true, rules: bytesRule, store: storeBytes, check: checkBytes},
 	{name: "cut-restart", ino: dsm.Inode{Size: simSize}, restarts: true, resize: true, rules: bytesRule, store: storeBytes, check: checkBytes},

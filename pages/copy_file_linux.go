@@ -264,13 +264,13 @@ func (c *areaCopy) whole() bool {
 	return err == nil && st.Blocks*512 >= c.len && st.Size <= c.len // a program may write past it
 }
 
-// fileWrite stores n at off with write(2).
-func (c *areaCopy) fileWrite(n []byte, off int64) {
+// fileWrite stores n at off, which is at in the file, with write(2).
+func (c *areaCopy) fileWrite(fd int, n []byte, off, at int64) {
 	for len(n) > 0 {
-		done, err := unix.Pwrite(c.fd, n, off)
+		done, err := unix.Pwrite(fd, n, at)
 		if err != nil {
 			done = copy(c.mem[off:c.len], n) // like a store: if it fails the daemon ends, as anywhere
 		}
-		n, off = n[done:], off+int64(done)
+		n, off, at = n[done:], off+int64(done), at+int64(done)
 	}
 }

@@ -242,11 +242,15 @@ func (a *Area) KeepBases(e dsm.ExtentIndex, set dsm.PageSet) int {
 func (c *areaCopy) write(p dsm.PageIndex, n []byte, at int) {
 	off := int64(p)*dsm.PageSize + int64(at)
 	if c.fd >= 0 {
-		c.fileWrite(n, off)
+		c.fileWrite(c.fd, n, off, off)
 		return
 	}
 	if from, to := pagesOf(off, int64(len(n))); from < to {
 		c.take(from, int(to-from))
+	}
+	if c.slot != 0 {
+		c.fileWrite(c.kept.store.mem.FD(), n, off, c.slot+off)
+		return
 	}
 	copy(c.mem[off:c.len], n)
 }

@@ -164,3 +164,67 @@ func TestManyAddInOneRound(t *testing.T) {
 	a.Added(make([]AddedBy, 200))
 	a.EndAdding()
 }
+
+// TestKilledHomeOnDemand: of an area on demand what it has as the home outlives the daemon. The working copy does not, and is on demand again.
+func TestKilledHomeOnDemand(t *testing.T) {
+	for _, size := range []int64{4 * dsm.PageSize, 600 * dsm.PageSize} {
+		t.Run(fmt.Sprint(size), func(t *testing.T) {
+			m, err := hold.Create()
+			if err != nil {
+				t.Fatal(err)
+			}
+			must := func(err error) {
+				t.Helper()
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			k := mustKernel(t, dsm.MergeLast, dsm.DTypeAuto, 0)
+			a, err := newTestStore(t, m).NewHeldDemandArea(5, size)
+			must(err)
+			for round := range byte(3) {
+				must(a.BeginReplica())
+				a.BecomeHome(0)
+				if round > 0 && (a.Home(1)[0] != 2+round || a.Home(3)[0] != 9) {
+					t.Fatalf("the next home has %d and %d", a.Home(1)[0], a.Home(3)[0])
+				}
+				_, _, err := a.Install(k, 1, a.Home(1), true)
+				must(err)
+				a.BeforeHomeWrite(1, false)
+				copy(a.Home(1), fill(3+round)) // the replica is behind, so it has a twin
+				copy(a.Home(3), fill(9))
+				if last := dsm.PageIndex(size/dsm.PageSize) - 1; last > dsm.ExtentPages { // the base of an extent that is homed elsewhere
+					_, _, err := a.Install(k, last, fill(8), true)
+					must(err)
+					if a.Base(last)[5] != 8 {
+						t.Errorf("the base has %d", a.Base(last)[5])
+					}
+				}
+				left := newTestStore(t, m).Areas() // it is killed
+				if len(left) != 1 || left[0].Newest() {
+					t.Fatalf("left: %+v", left)
+				}
+				left[0].Demand = true
+				a, err = left[0].Take(size, size)
+				must(err)
+				if !a.Demand() || a.Outlives() || a.Size() != size {
+					t.Fatalf("%v: on demand %v, %d bytes", a, a.Demand(), a.Size())
+				}
+			}
+			must(a.BeginReplica())
+			a.BecomeHome(0)
+			if !a.Hole(1) {
+				t.Error("a page is here that was never asked for")
+			}
+			_, _, err = a.Install(k, 1, a.Home(1), true)
+			must(err)
+			if stored, err := a.Evict(k, 0, dsm.Range(1, 2), false); err != nil || !stored.Empty() || !a.Hole(1) || a.Home(1)[0] != 5 {
+				t.Errorf("evicted: %v, %v; the home has %d", stored, err, a.Home(1)[0])
+			}
+			must(a.Close())
+			if left := newTestStore(t, m).Areas(); len(left) != 0 {
+				t.Errorf("left of an area that was closed: %+v", left)
+			}
+		})
+	}
+}

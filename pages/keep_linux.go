@@ -283,7 +283,7 @@ func (s *Keep) NewHeldArea(id dsm.AreaID, size int64) (*Area, error) {
 	return newArea(id, size, nil, k)
 }
 
-// NewHeldDemandArea is NewDemandArea for an area that may be in the Keep, and is not as long as it is on demand.
+// NewHeldDemandArea is NewDemandArea for an area in the Keep: what it has as the home outlives the daemon.
 func (s *Keep) NewHeldDemandArea(id dsm.AreaID, size int64) (*Area, error) {
 	k, err := s.keep(id)
 	if err != nil {
@@ -292,7 +292,7 @@ func (s *Keep) NewHeldDemandArea(id dsm.AreaID, size int64) (*Area, error) {
 	return newArea(id, size, &demand{none: missing()}, k)
 }
 
-// Outlives reports whether the copies outlive the daemon.
+// Outlives reports whether both copies outlive the daemon.
 func (a *Area) Outlives() bool { return a.kept != nil && a.demand == nil && !a.ends }
 
 // EndsWithDaemon says that no other daemon takes the copies over. From now on programs may have of the area what they may have of one that is in no Keep. The
@@ -345,7 +345,9 @@ type Left struct {
 	Home bool // TakeBoth leaves the base copy what the home had merged, where the replica on its node had not followed
 	// Homed says of which extents the node stays the home, nil of none. TakeBoth leaves the base copy what the home had merged, and the replica the base that it had.
 	Homed func(dsm.ExtentIndex) bool
-	k     *keeping
+	// Demand has Take make an area on demand: no program of this node has stored to it.
+	Demand bool
+	k      *keeping
 }
 
 // Areas returns what earlier daemons have left.
@@ -380,9 +382,6 @@ func (l Left) Take(size, least int64) (a *Area, err error) {
 	if err != nil {
 		return nil, a.fail("restore", errors.Join(err, a.base.unmap()))
 	}
-	a.working = newCopy(l.ID, "w", false)
-	a.working.kept, a.working.at = l.k, &l.k.record.Working
-	a.working.absent = true
 	if l.k.record.Newest.Load() != 0 {
 		err = a.base.become(working)
 	}
@@ -390,6 +389,12 @@ func (l Left) Take(size, least int64) (a *Area, err error) {
 		l.k.record.Newest.Store(0)
 		err = working.close()
 	}
+	if l.Demand {
+		a.demand = &demand{none: missing()}
+	}
+	a.working = newCopy(l.ID, "w", false)
+	a.placeCopies()
+	a.working.absent = true
 	a.size = min(a.base.size, size)
 	if err == nil {
 		a.working.resizeAnonymous(a.size)

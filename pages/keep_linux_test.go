@@ -27,7 +27,7 @@ func newTestStore(t *testing.T, m *hold.Memory) *Keep {
 	return s
 }
 
-// TestHeldAreaOnDemand: an area that has its first bytes on demand is not in the keep, and is there again when it is resident.
+// TestHeldAreaOnDemand: the working copy of an area that has its first bytes on demand is not in the keep, and is there again when it is resident.
 func TestHeldAreaOnDemand(t *testing.T) {
 	const size = 600 * dsm.PageSize
 	m, err := hold.Create()

@@ -196,7 +196,7 @@ func TestUnshare(t *testing.T) {
 		if b := a.Working(last); b[0] != 5 || size > dsm.PageSize && a.Working(0)[0] != 0 {
 			t.Error("other bytes are there")
 		}
-		a.working.fileWrite([]byte{9}, size+200) // as a program that has the direct file does, which is then that long
+		a.working.fileWrite(a.working.fd, []byte{9}, size+200, size+200) // as a program that has the direct file does, which is then that long
 		if end, err := a.Extended(); err != nil || end != size+201 {
 			t.Errorf("the file ends at %d (%v), want %d", end, err, size+201)
 		}

@@ -138,7 +138,7 @@ func followable(point, dir string) error {
 		return fail(exitOther, "%w", err)
 	}
 	if k := figures["ends_with_daemon"]; figures["members"] != "1" && k != "0" { // if there is only one the holder knows more
-		return fail(exitOther, "%s: %s parts of the memory of the cluster are only at this node, and end with its daemon, so the mount would be lost: try again in some seconds (ends_with_daemon in /.dsm/cluster). A file on demand with user.dsm.replicas=1 always does", point, k)
+		return fail(exitOther, "%s: %s parts of the memory of the cluster are only at this node, and end with its daemon, so the mount would be lost: try again in some seconds (ends_with_daemon in /.dsm/cluster). A file of more than 64 GiB with user.dsm.replicas=1 always does", point, k)
 	}
 	return nil
 }

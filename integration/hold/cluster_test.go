@@ -23,6 +23,22 @@ func heldCluster(t *testing.T, nodes int, flags ...string) *harness.Cluster {
 	return harness.New(t, harness.Options{Nodes: nodes, Memory: "256M", Flags: append([]string{"--hold"}, flags...)})
 }
 
+// largeCluster is heldCluster for sparse files of more than 64 GiB, for which five nodes together may have memory: what a node has of these as the home ends with its daemon.
+func largeCluster(t *testing.T) *harness.Cluster {
+	t.Helper()
+	if skip, _ := harness.Prepare(); skip != "" {
+		t.Skip(skip)
+	}
+	return harness.New(t, harness.Options{Nodes: 5, Memory: "20G", Flags: []string{"--hold"}})
+}
+
+// makeLarge makes such a file, with one copy, and stores abc into it: at the node of the home. No program of another node has it open, so the daemons of others can be followed.
+func makeLarge(t *testing.T, n *harness.Node, name string) {
+	t.Helper()
+	path := filepath.Join(n.Mount, name)
+	do(t, n, []string{"touch", path}, []string{harness.Binary(), "set", path, "replicas=1", "residency=demand"}, []string{"truncate", "-s", "65G", path}, []string{"sh", "-c", "printf abc | dd conv=notrunc status=none of=" + path})
+}
+
 // running is a program.
 type running struct {
 	*harness.Client

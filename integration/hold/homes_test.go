@@ -89,20 +89,24 @@ print(m.min(), m.max())
 	}
 }
 
-// TestSumsOfOneCopy: the daemon of the home of a file of sums, of which there is no other copy, is killed again and again while a program of another node, or of its own, adds to it. The mount stays, and all counts once.
+// TestSumsOfOneCopy: the daemon of the home of a file of sums, of which there is no other copy, is killed again and again while a program of another node, or of its own, adds to it, also if its pages are there on demand. The mount stays, and all counts once.
 func TestSumsOfOneCopy(t *testing.T) {
 	if _, skip := harness.Interpreter(); skip != "" {
 		t.Skip(skip)
 	}
-	for _, own := range []bool{false, true} {
-		t.Run(fmt.Sprint("own ", own), func(t *testing.T) {
+	for _, kind := range []string{"other", "own", "demand"} {
+		t.Run(kind, func(t *testing.T) {
 			rnd := seeded(t)
 			nodes := heldCluster(t, 2, "--lease", "60s").Nodes()
 			n, by := nodes[1], nodes[0]
-			if own {
+			settings := []string{"replicas=1", "placement=" + n.Name}
+			switch kind {
+			case "own":
 				by = n
+			case "demand": // some of it is here: files on demand are spread
+				settings = []string{"replicas=1", "residency=demand"}
 			}
-			a := adds(t, []*harness.Node{by}, "16M", "replicas=1", "placement="+n.Name)
+			a := adds(t, []*harness.Node{by}, "16M", settings...)
 			last := 0
 			for range 10 {
 				last = killDaemon(t, n, last, time.Duration(rnd.Int64N(int64(time.Second))), syscall.SIGKILL)

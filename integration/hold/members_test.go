@@ -142,31 +142,11 @@ func TestOnlyCopyOutlivesItsDaemon(t *testing.T) {
 	}
 }
 
-// TestDeathOfAHeldMember: where only the node has bytes of a file on demand no daemon follows. It ends as any other does, and says why.
+// TestDeathOfAHeldMember: where only the node has bytes of a file of more than 64 GiB no daemon follows. It ends as any other does, and says why.
 func TestDeathOfAHeldMember(t *testing.T) {
-	first, second := joined(t)
-	here := second.Client()
-	for i := range 64 { // some of them live at the first
-		path := filepath.Join(second.Mount, fmt.Sprint("f", i))
-		words, err := here.Do("open %s rw,creat", path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := here.Do("close %s", words[0]); err != nil {
-			t.Fatal(err)
-		}
-		for _, rule := range []string{"replicas=1", "residency=demand"} {
-			if res := second.CLI("set", path, rule); res.Err != nil {
-				t.Fatalf("set: %v: %s", res.Err, res.Stderr)
-			}
-		}
-		if words, err = here.Do("open %s rw", path); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := here.Do("pwrite %s 0 616263", words[0]); err != nil {
-			t.Fatal(err)
-		}
-	}
+	nodes := largeCluster(t).Nodes()
+	first, second := nodes[0], nodes[1]
+	makeLarge(t, second, "f") // its extents are spread over both
 	killDaemon(t, first, 0, 0, syscall.SIGKILL)
 	first.ExpectDead()
 	log, err := os.ReadFile(first.LogFile())

@@ -146,9 +146,9 @@ func TestTakeoverWithoutRoom(t *testing.T) {
 	n.Stop()
 }
 
-// TestUpgradeIsRefused where no daemon could follow: of a node that alone has bytes of a file on demand, and of the last one of a cluster. The mounts go on.
+// TestUpgradeIsRefused where no daemon could follow: of a node that alone has bytes of a file of more than 64 GiB, and of the last one of a cluster. The mounts go on.
 func TestUpgradeIsRefused(t *testing.T) {
-	nodes := heldCluster(t, 2).Nodes()
+	nodes := largeCluster(t).Nodes()
 	c := nodes[1].Client()
 	writes := func(name string, rules ...string) {
 		t.Helper()
@@ -188,14 +188,18 @@ func TestUpgradeIsRefused(t *testing.T) {
 	for i := range 64 { // some of them live at the first
 		writes(fmt.Sprint("demand", i), "replicas=1", "residency=demand")
 	}
+	if !strings.Contains(figures(nodes[0]), "ends_with_daemon 0\n") {
+		t.Errorf("files on demand end with the daemon:\n%s", figures(nodes[0]))
+	}
+	makeLarge(t, nodes[1], "large")
 	if strings.Contains(figures(nodes[0]), "ends_with_daemon 0\n") {
 		t.Errorf("nothing ends with the daemon:\n%s", figures(nodes[0]))
 	}
 	if res := nodes[0].CLI("upgrade", nodes[0].Mount); res.Err == nil || !strings.Contains(res.Stderr, "end with its daemon") {
-		t.Errorf("the node that has files on demand: %v: %s%s", res.Err, res.Stdout, res.Stderr)
+		t.Errorf("the node that has a part of a large file: %v: %s%s", res.Err, res.Stdout, res.Stderr)
 	}
 	goesOn(nodes[0])
-	if res := nodes[1].Run(limit, "sh", "-c", "rm "+filepath.Join(nodes[1].Mount, "demand")+"*"); res.Err != nil {
+	if res := nodes[1].Run(limit, "sh", "-c", "rm "+filepath.Join(nodes[1].Mount, "large")); res.Err != nil {
 		t.Fatal(res.Err)
 	}
 	if !harness.Eventually(limit, func() bool { return strings.Contains(figures(nodes[0]), "ends_with_daemon 0\n") }) {
@@ -206,9 +210,11 @@ func TestUpgradeIsRefused(t *testing.T) {
 	}
 	goesOn(nodes[0])
 	last := nodes[0].Daemon()
-	nodes[1].Stop()
+	for _, o := range nodes[1:] {
+		o.Stop()
+	}
 	if !harness.Eventually(limit, func() bool { return strings.Contains(figures(nodes[0]), "members 1\n") }) {
-		t.Fatalf("the other node does not leave:\n%s", figures(nodes[0]))
+		t.Fatalf("the other nodes do not leave:\n%s", figures(nodes[0]))
 	}
 	if res := nodes[0].CLI("upgrade", nodes[0].Mount); res.Err == nil || !strings.Contains(res.Stderr, "other nodes of its cluster have gone") {
 		t.Errorf("the last node: %v: %s%s", res.Err, res.Stdout, res.Stderr)
