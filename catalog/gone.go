@@ -71,7 +71,7 @@ func (settleOp) apply(s *state, _ step) (dsm.Inode, error) {
 				*h = dsm.SlotHome{Primary: to, Epoch: v.Epoch}
 			}
 			if slices.Contains(free, h.Source) {
-				h.Arrived()
+				h.ArrivedEmpty()
 			}
 		}
 		for i := range v.Own {
@@ -80,7 +80,7 @@ func (settleOp) apply(s *state, _ step) (dsm.Inode, error) {
 				h.SlotHome = dsm.SlotHome{Primary: v.Row(s.shares(h.Area)).Primary, Epoch: v.Epoch}
 			}
 			if slices.Contains(free, h.Source) {
-				h.SlotHome.Arrived()
+				h.ArrivedEmpty()
 			}
 		}
 	})

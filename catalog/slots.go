@@ -220,7 +220,7 @@ func (o handoverFailedOp) apply(s *state, st step) (dsm.Inode, error) {
 	s.reviewed(func(v *dsm.View) {
 		for _, i := range o.Back {
 			if failed(i) {
-				*v.Row(i) = v.Row(i).Restarted(v, st.node)
+				*v.Row(i) = v.Row(i).CameBack(v)
 			}
 		}
 		for _, i := range o.Lost {

@@ -55,7 +55,8 @@ func (a *Area) subscribeBatchesLocked(s *subscriber, m *wire.Subscribe, r *wire.
 			r.Slots = append(r.Slots, slot)
 		}
 	}
-	if a.serveLocked(m.Epoch, 0) != serve { // a slot in which the area has no extent any more
+	empty := a.extentsLocked() == 0 && len(r.Slots) > 0 // it gets what is published next
+	if !empty && a.serveLocked(m.Epoch, 0) != serve {   // a slot in which the area has no extent any more
 		a.sendSubscribedLocked(s.id, r)
 		return
 	}

@@ -40,7 +40,7 @@ type draft struct {
 	tracking     pages.Tracking    // guarded by attached.mu
 	refused      refused
 	heads        heads
-	changes      uint64      // the changes of the working copy that are in it: see replica.changes
+	changes      uint64      // how many of replica.changes are in it
 	whole        dsm.Version // everything up to this version is in it: see replica.whole
 	fresh        time.Time   // see replica.fresh
 }
@@ -109,7 +109,7 @@ func (a *Area) draftWithLocked(program int) *draft {
 	return nil
 }
 
-// has says what is in some memory: so many changes of the working copy, everything up to a version, and everything that was published before a time.
+// has says what is in some memory: so many of replica.changes, everything up to a version, and everything that was published before a time.
 type has struct {
 	changes uint64
 	whole   dsm.Version
@@ -181,7 +181,6 @@ func (d *draft) resizedLocked(a *Area) {
 // pages may be past the end: the area may have shrunk while they were under way.
 func (a *Area) changedLocked(e dsm.ExtentIndex, p dsm.PageSet, has *draft) {
 	p = p.And(a.withinLocked(e))
-	a.mu.replica.changes++
 	for _, d := range a.mu.drafts {
 		if d != has && int(e) < len(d.stale) && !p.Empty() {
 			if d.stale[e].Empty() {

@@ -2,6 +2,7 @@ package coherence
 
 import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/lockrank"
 	"github.com/dsmfs/dsmfs/pages"
 )
 
@@ -51,6 +52,12 @@ func (a *Area) keepExtentLocked(e dsm.ExtentIndex, x *homeExtent) {
 	}
 }
 
+// ledger is what the next daemon is told of slots. The lock is held while that is changed.
+type ledger struct {
+	lockrank.Mutex
+	left dsm.Ledger // what the daemon before had all of, as the home, when Resume began; it does not change
+}
+
 // keepServed has the next daemon know of which slots this node has all: those of which it is the home, and those that it hands over.
 func (n *Node) keepServed() {
 	if n.cfg.Store == nil {
@@ -67,8 +74,8 @@ func (n *Node) keepServed() {
 
 // inLedger changes what the next daemon is told of slots, by what a view says. It returns false, and has changed nothing, if there is a newer one: so the changes are in the order of the views.
 func (n *Node) inLedger(v *dsm.View, change func(s *pages.Keep)) bool {
-	n.ledger.mu.Lock()
-	defer n.ledger.mu.Unlock()
+	n.ledger.Lock()
+	defer n.ledger.Unlock()
 	if n.cfg.View.Current() != v {
 		return false
 	}
@@ -78,9 +85,10 @@ func (n *Node) inLedger(v *dsm.View, change func(s *pages.Keep)) bool {
 	return true
 }
 
-// enter enters the slots of a view.
+// enter enters the slots of a view. Those that areas have to themselves come first, and then which view it is: from then on the slot that such an area shares says nothing of it (dsm.Ledger.Has).
 func (n *Node) enter(s *pages.Keep, v *dsm.View, due map[dsm.Slot]bool) {
 	kept, self := s.Served(), n.cfg.Self
+	var shared []func()
 	for slot, row := range v.Rows() {
 		name, since := v.NameOf(slot), row.Had
 		switch {
@@ -90,12 +98,22 @@ func (n *Node) enter(s *pages.Keep, v *dsm.View, due map[dsm.Slot]bool) {
 		default:
 			continue
 		}
-		if !due[slot] && (row.Holder() == self || n.slotReady(slot, row)) {
+		switch x, ok := kept[name]; {
+		case due[slot] || row.Holder() != self && !n.slotReady(slot, row):
+			if !ok || x.Since != since { // else it is ready now
+				continue
+			}
+		case slot < dsm.Slots:
+			shared = append(shared, func() { s.Serves(name, since) })
+		default:
 			s.Serves(name, since)
-		} else if x, ok := kept[name]; !ok || x.Since != since { // else it is ready now
-			continue
 		}
 		delete(kept, name)
+	}
+	s.Serves(dsm.LastEntered, v.Epoch)
+	delete(kept, dsm.LastEntered)
+	for _, serves := range shared {
+		serves()
 	}
 	for name := range kept {
 		s.ServesNot(name)
@@ -131,7 +149,7 @@ func (a *Area) staysHomeLocked(e dsm.ExtentIndex) bool {
 
 // staysAHomeLocked reports whether that is so of any extent.
 func (a *Area) staysAHomeLocked() bool {
-	for e := range dsm.ExtentIndex(a.coveringLocked()) {
+	for e := range dsm.ExtentIndex(max(a.coveringLocked(), 1)) { // the first one has the newest version, also if nothing is left
 		if a.staysHomeLocked(e) {
 			return true
 		}

@@ -43,7 +43,7 @@ func errKept(id dsm.RoundID) error {
 }
 
 // awaitDraft is awaitKept for a program that does not store by this attachment, if its process has a draft: it returns when others of the process
-// have synced, or none of them may store any more. The result of the round is in the working copy since that had so many changes.
+// have synced, or none of them may store any more. The result of the round is in the working copy since there were so many of replica.changes.
 func (t *Attachment) awaitDraft(ctx context.Context, id dsm.RoundID, changes uint64) error {
 	a, d := t.area, t.draft
 	if d == nil || t.write {
@@ -63,7 +63,7 @@ type broughts struct {
 	last     [16]brought                // the oldest first, if there are as many
 }
 
-// brought is such an acquire, and how many changes the working copy had when it ended.
+// brought is such an acquire, and how many of replica.changes there were when it ended.
 type brought struct {
 	round   uint64
 	finish  dsm.RoundID // the round that it has ended, if any
@@ -92,7 +92,7 @@ func (b *broughts) has(op *acquiring) bool {
 	return b != nil && (b.newest > op.kept || b.finished[op.finish.Round.Group] == op.finish.Round)
 }
 
-// since returns how many changes the working copy had when that was so first, or most that it can have had: changes.
+// since returns how many of replica.changes there were when that was so first, or the most that it can have been: changes.
 func (b *broughts) since(op *acquiring, changes uint64) uint64 {
 	for _, x := range b.last {
 		if x.round > op.kept || x.finish == op.finish.Round {

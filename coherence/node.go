@@ -100,10 +100,7 @@ type Node struct {
 	room      room
 	keeps     atomic.Bool // KeepPages was called
 	resuming  atomic.Bool // between Resume and Resumed
-	ledger    struct {
-		mu   lockrank.Mutex // held while what the next daemon is told is changed
-		left dsm.Ledger     // what the daemon before had all of, as the home, when Resume began
-	}
+	ledger    ledger
 
 	newMemory     func(id dsm.AreaID, size int64, demand bool) (*pages.Area, error) // tests make it fail
 	resize        func(mem interface{ Resize(size int64) error }, size int64) error // likewise
@@ -135,7 +132,7 @@ func New(cfg Config) *Node {
 		n.floor.Store(n.newest.Load())
 	}
 	n.mu.Init("coherence.Node")
-	n.ledger.mu.Init("coherence.ledger")
+	n.ledger.Init("coherence.ledger")
 	n.mu.areas = make(map[dsm.AreaID]*Area)
 	n.handovers.init(n)
 	n.links.init(cfg.UnderWay)

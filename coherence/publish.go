@@ -406,6 +406,7 @@ func (a *Area) replicaPublishAckLocked(m *wire.PublishAck) {
 			// The home's result is rounded differently: bring it into memory too.
 			a.mu.cached.BeforeMerge(p)
 			a.mergeLocked(pub.kernel, x, i, s, n[:], n[:])
+			a.mu.replica.changes++
 			a.changedLocked(m.Extent, dsm.Range(i, i+1), nil)
 		}
 		mem.SetBase(p, n[:])

@@ -62,7 +62,7 @@ type replica struct {
 	contribution *contribution              // to the round under way, or nil
 	partBytes    int64                      // of the parts that are in no window
 	dropped      map[dsm.AreaID]dsm.RoundID // the last round of each group of which something that was handed over is dropped
-	changes      uint64                     // how often the working copy has changed
+	changes      uint64                     // how often something came into the working copy that others have published
 	brought      *broughts                  // by programs that store; or nil
 
 	dense     bool // the last comparison found nearly all pages changed: see denseSample
@@ -115,7 +115,7 @@ type acquiring struct {
 	late    bool                    // when the last home answered, something that was accumulated on this node was not merged: see awaitGivenBack
 	partly  bool                    // some pages were kept out of memory meanwhile
 	kept    uint64                  // the last acquire that was sent before the last of these; the home answers a later one with them
-	changes uint64                  // how many changes the working copy had when it had all of this, but for what was kept out
+	changes uint64                  // how many replica.changes there were when the working copy had all of this, but for what was kept out
 }
 
 func (r *replica) init() {
@@ -223,6 +223,7 @@ func (a *Area) takePushLocked(from dsm.NodeID, m *wire.Push, payload [][]byte, a
 	if err != nil {
 		return err
 	}
+	r.changes++
 	a.changedLocked(m.Extent, m.Pages.Minus(declined), nil)
 	ack := &wire.PushAck{Stamp: a.stampLocked(), Extent: m.Extent, ID: m.ID, Declined: declined}
 	if r.demand {

@@ -169,7 +169,7 @@ func (n *simNode) HandoverFailed(ctx context.Context, back, lost []dsm.Slot, e d
 		}
 		changed = true
 		if slices.Contains(back, sl) {
-			*row = row.Restarted(v, n.id)
+			*row = row.CameBack(v)
 		} else if !row.TakeOver(v) && v.IsGone(row.Primary) {
 			row.Arrived()
 		}

@@ -22,6 +22,7 @@ type standby struct {
 	due     int             // extents that are due
 	store   pages.Store
 	retry   *time.Timer // if not nil, it will try again to take over: there was no memory
+	late    bool        // it could not take over when it was to
 
 	// Of a versioned area: the newest version that is whole, what has come since, and whether something of that is missing.
 	whole  VersionInfo
@@ -500,7 +501,7 @@ func (a *Area) takeOverLocked() {
 		return
 	}
 	if _, err := a.memoryLocked(); err != nil {
-		if s.retry == nil {
+		if s.late = true; s.retry == nil {
 			s.retry = time.AfterFunc(memoryRetry, func() {
 				a.step(func() {
 					s.retry = nil
@@ -532,6 +533,10 @@ func (a *Area) takeOverLocked() {
 	}
 	a.node.stats.takenOver.Add(1)
 	a.mu.wake = true
+	if s.late {
+		s.late = false
+		a.mu.arrived = append(a.mu.arrived, func() { a.node.handovers.later(a.node.keepServed) }) // which was told of the view without this
+	}
 }
 
 // dropStandbyLocked drops what this node keeps as a backup of the slots, if which says so of their rows. It looks at the rows as they are in this step: there

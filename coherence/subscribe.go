@@ -213,7 +213,7 @@ func (a *Area) subscribeOnceLocked(home dsm.NodeID, list []dsm.Slot) {
 		left = append(left, v)
 	}
 	group := r.round + 1
-	if a.extentsLocked() > 0 && home == a.rowLocked(0).Primary { // a versioned area has no other home, and asks for all at once
+	if home == a.rowLocked(0).Primary { // a versioned area has no other home, and asks for all at once
 		a.mu.whole.stage = stage{group: group}
 	}
 	for last := false; !last; {

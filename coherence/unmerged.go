@@ -177,6 +177,7 @@ func (a *Area) mergedAmongLocked(e dsm.ExtentIndex, x *replicaExtent, pub *publi
 	if mine != now {
 		a.mu.cached.BeforeMerge(p)
 		a.mergeLocked(pub.kernel, x, i, mine[:], now[:], base[:])
+		a.mu.replica.changes++
 		a.changedLocked(e, dsm.Range(i, i+1), nil)
 	}
 	mem.SetBase(p, base[:])

@@ -63,7 +63,7 @@ func (a *Area) versionsLeftLocked(left leftVersions, home bool) {
 		w.torn = a.mu.replica.subscribed
 		a.mu.owning.reclaims = left.Owner
 		return
-	case !a.ownHomeLocked(): // nothing was published
+	case !a.ownHomeLocked() && left.Last == 0: // nothing was published
 		return
 	}
 	w.told = max(w.told, left.Last)

@@ -58,10 +58,12 @@ func TestLedger(t *testing.T) {
 		{"the area's own, of which it has not heard", SlotHome{Primary: n, Epoch: 4, Had: 3}, true, Ledger{shared: {Since: 3}}, has},
 		{"the area's own, on its way, of which it has not heard", SlotHome{Primary: o, Source: n, Epoch: 4, Had: 3}, true, Ledger{shared: {Since: 3, Offered: 4}}, has},
 		{"the area's own, and the shared one has been elsewhere", SlotHome{Primary: n, Epoch: 4, Had: 3}, true, Ledger{shared: {Since: 4}}, LeftOver{}},
+		{"the area's own, of which it has heard, and that was due", SlotHome{Primary: n, Epoch: 4, Had: 3}, true, Ledger{shared: {Since: 3}, LastEntered: {Since: 4}}, LeftOver{}},
+		{"the area's own, of which it has not heard by then", SlotHome{Primary: n, Epoch: 4, Had: 3}, true, Ledger{shared: {Since: 3}, LastEntered: {Since: 3}}, has},
 		{"that of another area with that number", SlotHome{Primary: n, Epoch: 4, Had: 3}, true, Ledger{Slots: {Since: 3}, Slots + 69: {Since: 3}}, LeftOver{}},
 		{"the area's own comes", SlotHome{Primary: n, Source: o, Epoch: 4, Had: 3}, true, Ledger{shared: {Since: 4}}, LeftOver{}},
 	} {
-		v, slot := &View{}, Slot(shared)
+		v, slot := &View{Epoch: 4}, Slot(shared)
 		if c.own {
 			v.Place(area, c.row)
 			slot = v.Placed(area)
@@ -70,6 +72,37 @@ func TestLedger(t *testing.T) {
 		}
 		if got := c.l.Has(v, n, slot, shared); got != c.want {
 			t.Errorf("%s: %+v, want %+v", c.what, got, c.want)
+		}
+	}
+}
+
+// TestBackToTheSource: a slot is on its way from s to n, and n may have served it, so what s had as its home may be too old. What is there is what s has as a backup in sync, and that ends with its daemon. If s becomes the home
+// again, it has all of that since then, not since before the handover: its daemon may be killed before it has taken over.
+func TestBackToTheSource(t *testing.T) {
+	const n, s = 1, 2
+	view := func(gone bool) *View { return &View{Epoch: 9, Members: []Member{{ID: n, Gone: gone}, {ID: s}}} }
+	going := func() SlotHome {
+		return SlotHome{Primary: n, Source: s, Epoch: 8, Had: 7, Backups: [MostBackups]Backup{{Node: s, InSync: true}}}
+	}
+	ledger := Ledger{0: {Since: 7, Offered: 8}} // of s
+	for _, c := range []struct {
+		what   string
+		gone   bool
+		change func(v *View, row *SlotHome)
+	}{
+		{"the daemon of the new home was killed, which had served it, and has nothing", false, func(v *View, row *SlotHome) {
+			row.Withdraw(v, n, LeftOver{Served: true})
+		}},
+		{"the new home has died, and the source has all as its backup", true, func(v *View, row *SlotHome) { *row = row.CameBack(v) }},
+	} {
+		v, row := view(c.gone), going()
+		c.change(v, &row)
+		if row.Primary != s || row.Source != 0 {
+			t.Fatalf("%s: %+v", c.what, row)
+		}
+		v.Slots[0] = row
+		if has := ledger.Has(v, s, 0, 0); has.Served {
+			t.Errorf("%s: the source counts as having all by what it had before: %+v; the row is %+v", c.what, has, row)
 		}
 	}
 }

@@ -54,26 +54,46 @@ func (h *SlotHome) Arrived() {
 	h.KeepBackups(func(b Backup) bool { return b.Node != h.Primary })
 }
 
+// ArrivedEmpty is Arrived for a slot in which no file has bytes.
+func (h *SlotHome) ArrivedEmpty() {
+	h.Arrived()
+	h.Had = 0
+}
+
 // TakeOver makes the first backup in sync the primary. It returns false if no backup can take over.
 func (h *SlotHome) TakeOver(v *View) bool {
 	for n := range h.InSync() {
 		if !v.IsGone(n) {
-			*h = h.Restarted(v, n)
+			*h = h.takenOver(v, n)
 			return true
 		}
 	}
 	return false
 }
 
-// Restarted returns the row with another primary, which has everything. What was under way to the backups when the old primary died has reached some of them
+// CameBack returns the row of a slot whose new home has died, and that its source has all of: nothing was offered to the new home, or the source is a backup in sync of it. In that case it has all since now.
+func (h *SlotHome) CameBack(v *View) SlotHome {
+	if i := h.BackupOf(h.Source); i >= 0 && h.Backups[i].InSync {
+		return h.takenOver(v, h.Source)
+	}
+	return h.Restarted(v, h.Source)
+}
+
+// takenOver is Restarted for a backup. The new home, if it is that, may have served meanwhile.
+func (h *SlotHome) takenOver(v *View, backup NodeID) SlotHome {
+	next := h.Restarted(v, backup)
+	if next.Had = v.Epoch; backup == h.Primary {
+		next.Had = h.Epoch
+	}
+	return next
+}
+
+// Restarted returns the row with a primary that goes on with everything that it has had: the holder, or the new home. What was under way to the backups when the old primary died has reached some of them
 // and not others. So they are filled anew. A backup that was in sync still has all that anybody has seen. It can take over until the new primary has heard of
 // this: so nothing is lost if the new primary has died as well.
 func (h *SlotHome) Restarted(v *View, primary NodeID) SlotHome {
-	next := SlotHome{Primary: primary, Epoch: v.Epoch, Had: v.Epoch, Backups: h.Backups}
-	switch primary {
-	case h.Holder():
-		next.Had = h.Had
-	case h.Primary:
+	next := SlotHome{Primary: primary, Epoch: v.Epoch, Had: h.Had, Backups: h.Backups}
+	if primary != h.Holder() {
 		next.Had = h.Epoch
 	}
 	next.KeepBackups(func(b Backup) bool { return b.Node != primary && !v.IsGone(b.Node) })
@@ -115,11 +135,12 @@ func (h *SlotHome) Withdraw(v *View, n NodeID, left LeftOver) bool {
 	case h.TakeOver(v):
 	case offered: // the next home is gone, with what it had
 		h.Arrived()
+	case h.Primary == n && h.Source != 0 && !left.Served: // its source is gone, with what it has
 	case h.Primary == n:
 		*h = SlotHome{Primary: n, Epoch: v.Epoch}
 		return false
 	default:
-		h.Arrived()
+		h.ArrivedEmpty()
 		return false
 	}
 	return true

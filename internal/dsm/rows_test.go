@@ -36,7 +36,7 @@ func TestWithdraw(t *testing.T) {
 		{"on its way there, from one that is no backup", going(n, s, in(b), in(n)), none, s, 0, true},
 		{"on its way there, and nobody is in sync", going(n, s, in(n)), none, s, 0, true},
 		{"on its way there, from one that is dead", going(n, dead, in(b)), none, b, 0, true},
-		{"on its way there, from one that is dead, and no backup", going(n, dead), none, n, 0, false},
+		{"on its way there, from one that is dead, and no backup", going(n, dead), none, n, dead, true},
 		{"arrived, from a backup in sync", going(n, s, in(s)), served, s, 0, true},
 		{"arrived, and another is a backup", going(n, s, in(b), in(n)), served, b, 0, true},
 		{"arrived, and nobody is in sync", going(n, s, in(n)), served, n, 0, false},

@@ -80,6 +80,7 @@ type View struct {
 type OwnSlot struct {
 	Area AreaID // 0: the slot is free
 	SlotHome
+	Began    Epoch  // the epoch of the view in which the area got it
 	Moves    uint32 // how often the area has moved
 	Patience uint8  // how many windows running another node must publish alone before the area moves to it by itself; 0: LeastPatience
 }
@@ -212,7 +213,7 @@ func (v *View) Place(a AreaID, row SlotHome) bool {
 		}
 		i, v.Own = len(v.Own), append(v.Own, OwnSlot{})
 	}
-	v.Own[i] = OwnSlot{Area: a, SlotHome: row, Moves: moved}
+	v.Own[i] = OwnSlot{Area: a, SlotHome: row, Began: v.Epoch, Moves: moved}
 	if v.placed == nil {
 		v.placed = make(map[AreaID]Slot)
 	}
