@@ -204,7 +204,7 @@ func (a *Area) leaveLocked(t *Attachment) {
 		t.draft.countLocked(t.write && !t.released, -1)
 	case t.write:
 		a.countAttachedLocked(-1)
-		a.endWritingLocked()
+		a.endWritingLocked(t.released)
 		if a.mu.replica.attached == 0 && a.mu.mem != nil {
 			a.dropPastLocked(a.mu.mem)
 		}
@@ -223,10 +223,9 @@ func (t *Attachment) Killed() { t.ends(t.area.killedLocked) }
 // ends says that the program stores no more, and calls also in the same step.
 func (t *Attachment) ends(also func()) {
 	t.area.step(func() {
-		if t.draft == nil {
+		if t.released = true; t.draft == nil {
 			t.area.releasedLocked()
 		} else {
-			t.released = true
 			t.draft.storesLocked(-1)
 			t.area.mu.wake = true
 		}

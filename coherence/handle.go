@@ -76,7 +76,7 @@ func (a *Area) openLocked(write bool) error {
 }
 
 // beginWritingLocked counts one more writer: a handle for writing, or a program attached for writing to the working copy.
-// endWritingLocked ends that.
+// endWritingLocked ends that; released says that Released, or Killed, was called before.
 func (a *Area) beginWritingLocked() {
 	a.mu.replica.writers++
 	a.keepBasesLocked()
@@ -84,10 +84,13 @@ func (a *Area) beginWritingLocked() {
 	a.replicaOnRequestChangedLocked()
 }
 
-func (a *Area) endWritingLocked() {
+func (a *Area) endWritingLocked(released bool) {
 	r := &a.mu.replica
 	r.writers--
-	r.released = max(r.released-1, 0)
+	if released {
+		r.released--
+	}
+	r.released = max(min(r.released, r.writers), 0)
 	a.nobodyLostLocked()
 	a.mu.wake = true
 	a.mu.cached.SetWriters(r.writers > 0)
@@ -122,13 +125,18 @@ func (a *Area) killedLocked() {
 	a.mu.whole.killed = a.mu.whole.killed || a.versionedLocked() && !a.storesLocked()
 }
 
-// Close ends a handle. The replica stays for a while after the last one: see lingerLocked.
-func (a *Area) Close(write bool) {
+// Close ends a handle that was not Released. The replica stays for a while after the last one: see lingerLocked.
+func (a *Area) Close(write bool) { a.close(write, false) }
+
+// CloseReleased is Close for a handle for writing that was Released, or whose program was Killed.
+func (a *Area) CloseReleased() { a.close(true, true) }
+
+func (a *Area) close(write, released bool) {
 	a.step(func() {
 		r := &a.mu.replica
 		r.opens--
 		if write {
-			a.endWritingLocked()
+			a.endWritingLocked(released)
 		}
 		if r.opens == 0 {
 			a.mu.whole.paused = 0

@@ -242,7 +242,7 @@ func (n *simNode) leaveWriter() {
 	n.lastClose()
 	if area := n.area; n.sim.whole && n.sim.rng.IntN(2) == 0 {
 		area.Released()
-		n.publishReleased(func() { area.Close(true) })
+		n.publishReleased(area.CloseReleased)
 		return
 	}
 	n.area.Close(true)

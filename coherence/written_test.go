@@ -117,7 +117,7 @@ func (w *written) resize() {
 func (w *written) rules() { w.change(func(ino *dsm.Inode) { ino.Gen = ino.Rev }) }
 
 func (w *written) write() {
-	w.step(w.endWritingLocked)
+	w.step(func() { w.endWritingLocked(false) })
 	w.step(w.beginWritingLocked)
 }
 
@@ -228,7 +228,7 @@ func BenchmarkDemandArea(b *testing.B) {
 	write := func() {
 		d.keepBases()
 		d.step(d.beginWritingLocked)
-		d.step(d.endWritingLocked)
+		d.step(func() { d.endWritingLocked(false) })
 	}
 	benchmarkLocked(b, "first writer", d.Area, read, write)
 	benchmarkLocked(b, "close", d.Area, func() {

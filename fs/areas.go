@@ -45,9 +45,10 @@ type Areas interface {
 // Area is an open area: the same one for every handle on this node. It may be
 // asked for notices, its version and its size in memory after its last Close too.
 type Area interface {
-	// Close ends one handle that Open was called for with the same write.
+	// Close ends one handle that Open was called for with the same write, CloseReleased one for writing that was Released or Killed.
 	Close(write bool)
-	// Released says that no more stores come by a handle for writing; Close follows.
+	CloseReleased()
+	// Released says that no more stores come by a handle for writing; CloseReleased follows.
 	Released()
 	// Killed is Released for a program that was killed: of a versioned area PublishReleased publishes nothing of what it has not published.
 	Killed()

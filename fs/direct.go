@@ -92,7 +92,7 @@ func (o *opens) enterDirectLocked(ctx context.Context, a *openArea, write bool) 
 		}
 		at, f, err := a.current().Attach(ctx, dsm.ByMount, false)
 		if err != nil {
-			o.closeLocked(a, false, false)
+			o.closeLocked(a, false, false, false)
 			if errs.Is(err, errs.Busy) {
 				o.b.log.Info("a file with user.dsm.access=direct is served through the page cache until all have closed it", "area", a.id, "why", err)
 				return errRefused
@@ -129,7 +129,7 @@ func (o *opens) startWritingLocked(ctx context.Context, a *openArea) error {
 	}
 	at, f, err := a.current().Attach(ctx, dsm.ByMount, true)
 	if err != nil {
-		o.closeLocked(a, false, false)
+		o.closeLocked(a, false, false, false)
 		return err
 	}
 	_ = f.Close() // the kernel opens the memfd by d.file, even for writing
@@ -194,7 +194,7 @@ func (o *opens) releaseDirect(a *openArea, write bool) {
 	if write {
 		a.direct.writers.Add(-1)
 	}
-	o.closeLocked(a, write, true)
+	o.closeLocked(a, write, true, false)
 	a.direct.pause = 0
 	o.lookLocked(a)
 }
@@ -251,7 +251,7 @@ func (o *opens) dropLocked(a *openArea) {
 	_ = a.direct.file.Close() // only read
 	a.direct.file = nil
 	a.direct.reading.Detach()
-	o.closeLocked(a, false, false)
+	o.closeLocked(a, false, false, false)
 }
 
 // endDirect ends all sessions when the mount is gone. The remaining programs keep the memory for

@@ -213,6 +213,8 @@ func (a *fakeArea) Close(write bool) {
 	})
 }
 
+func (a *fakeArea) CloseReleased() { a.Close(true) }
+
 func (a *fakeArea) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	a.mu.Lock()
 	block := a.block

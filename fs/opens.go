@@ -237,7 +237,7 @@ func (o *opens) open(ctx context.Context, ino dsm.Ino, write bool, claimed *dsm.
 		err = o.enterPlaneLocked(ctx, a, write)
 	}
 	if err != nil {
-		o.closeLocked(a, write, true)
+		o.closeLocked(a, write, true, false)
 		o.lookLocked(a)
 		return nil, false, err
 	}
@@ -288,7 +288,7 @@ func (o *opens) detach(a *openArea, write bool) {
 	}
 	a.gate <- struct{}{}
 	defer func() { <-a.gate }()
-	o.closeLocked(a, false, false)
+	o.closeLocked(a, false, false, false)
 }
 
 // enter counts another handle of an area, and returns with its gate taken unless it fails.
@@ -398,12 +398,12 @@ func (o *opens) releaseThen(a *openArea, write bool, published func()) {
 	published()
 	a.gate <- struct{}{}
 	defer func() { <-a.gate }()
-	o.closeLocked(a, write, true)
+	o.closeLocked(a, write, true, write)
 }
 
-// closeLocked ends a handle in the data plane; kernel says that it was one of the mount. The caller
-// has the gate.
-func (o *opens) closeLocked(a *openArea, write, kernel bool) {
+// closeLocked ends a handle in the data plane; kernel says that it was one of the mount, released that it was one for writing and is
+// Released. The caller has the gate.
+func (o *opens) closeLocked(a *openArea, write, kernel, released bool) {
 	a.mu.Lock()
 	area := a.mu.area
 	a.mu.handles--
@@ -415,7 +415,11 @@ func (o *opens) closeLocked(a *openArea, write, kernel bool) {
 		a.mu.closedAt = time.Now()
 	}
 	a.mu.Unlock()
-	area.Close(write)
+	if released {
+		area.CloseReleased()
+	} else {
+		area.Close(write)
+	}
 	if last {
 		o.b.claims.giveUp(a)
 	}
