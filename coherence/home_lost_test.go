@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -118,15 +119,15 @@ func takesOverWithout(t *testing.T, own bool) (s *sim, x, y *simNode, memory fun
 	}
 	publish(y)
 	s.drain()
-	none := false
-	make := x.node.newMemory
+	var none atomic.Bool
+	withMemory := x.node.newMemory
 	x.node.newMemory = func(id dsm.AreaID, size int64, demand bool) (*pages.Area, error) {
-		if none {
+		if none.Load() {
 			return nil, errNoMemory
 		}
-		return make(id, size, demand)
+		return withMemory(id, size, demand)
 	}
-	none = true
+	none.Store(true)
 	s.killAfter(home, func(int) int { return 0 })
 	s.bury(home)
 	s.catchUp()
@@ -142,7 +143,7 @@ func takesOverWithout(t *testing.T, own bool) (s *sim, x, y *simNode, memory fun
 	if !due {
 		t.Fatal("it has the memory")
 	}
-	return s, x, y, func(there bool) { none = !there }
+	return s, x, y, func(there bool) { none.Store(!there) }
 }
 
 // TestDueInItsOwnSlot: a home dies, and its backup takes over, at the same time, the slot that an area has to itself and the one that the area would share. It has the memory for all but this area when its daemon is
