@@ -122,7 +122,7 @@ func (a *Area) Sync(ctx context.Context, storing bool) error {
 			stale = a.errPastBoundLocked("sync", fresh, began)
 		}
 	}
-	err := a.publish(ctx, false, begin)
+	err := a.publish(ctx, false, nil, begin)
 	if err == nil {
 		err = stale
 	}

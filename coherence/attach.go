@@ -396,17 +396,17 @@ func (a *Area) TrackingStats() pages.TrackingStats {
 
 // collect finds and records what attached programs have stored.
 func (a *Area) collect() {
-	if a.scan() {
+	if a.scan(nil) {
 		a.step(func() {})
 	}
 }
 
-// scan is collect without the step that follows. It returns false if no program can have stored.
-func (a *Area) scan() bool {
+// scan is collect without the step that follows. If own is not nil, it does not look for what programs have stored in other drafts. It returns false if no program can have stored.
+func (a *Area) scan(own *draft) bool {
 	t := &a.attached
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	drafts := a.takeAll()
+	drafts := a.takeAll(own)
 	if t.mu.tracking.Empty() {
 		return drafts
 	}

@@ -275,11 +275,11 @@ func (a *Area) takeRefusedLocked(d *draft) {
 	}
 }
 
-// takeAll takes what the programs of all drafts have stored. The caller has attached.mu.
-func (a *Area) takeAll() (any bool) {
+// takeAll takes what the programs of all drafts have stored, or that of own alone, if that is not nil. The caller has attached.mu.
+func (a *Area) takeAll(own *draft) (any bool) {
 	var found []wire.ExtentPages
 	for _, d := range a.draftsNow() {
-		if d.tracking.Empty() {
+		if d.tracking.Empty() || own != nil && d != own {
 			continue
 		}
 		a.note(func() { a.takeRefusedLocked(d) })

@@ -186,3 +186,45 @@ func TestAttachBesideTheEndOfAWriter(t *testing.T) {
 		})
 	}
 }
+
+// TestEndOfAProgramBesideAnother: a program ends, and what it has stored is published. What another one has stored in memory of its own is not: it is about to contribute that to a round.
+func TestEndOfAProgramBesideAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 2, sums(1, dsm.ApplySync))
+		home, n := s.nodes[0], s.nodes[1]
+		home.open(false)
+		var both [2]*Attachment
+		for i := range both {
+			n.ask("attach", func(ctx context.Context) error {
+				at, f, err := n.attachAs(ctx, i+1, true)
+				if err != nil {
+					return err
+				}
+				both[i], n.area = at, at.area
+				return f.Close()
+			}, nil)
+			s.calm()
+			defer both[i].Track(nil, 0, dsm.ExtentSize)()
+		}
+		both[0].draft.mem.Memory(0)[0] = 5
+		both[1].draft.mem.Memory(0)[4] = 7
+		both[1].Released()
+		published := false
+		n.ask("publish", func(ctx context.Context) (err error) {
+			published, err = both[1].PublishReleased(ctx)
+			return err
+		}, nil)
+		s.calm()
+		if own, other := byteAt(t, home, 4), byteAt(t, home, 0); !published || own != 7 || other != 0 {
+			t.Errorf("published %v: %d of the program that has ended, want 7, and %d of the other one, want 0", published, own, other)
+		}
+		n.ask("publish", n.area.Publish, nil)
+		s.calm()
+		if got := byteAt(t, home, 0); got != 5 {
+			t.Errorf("%d of the other one, want 5", got)
+		}
+		for _, at := range both {
+			at.Detach()
+		}
+	})
+}

@@ -88,6 +88,14 @@ func (a *Area) PublishReleased(ctx context.Context) (published bool, err error) 
 	return a.publishLeft(ctx)
 }
 
+// PublishReleased is Area.PublishReleased for what the program has stored by this attachment. What other programs have in drafts of their own is for them to publish: they may be about to contribute it to a round.
+func (t *Attachment) PublishReleased(ctx context.Context) (published bool, err error) {
+	if t.area.versioned() {
+		return t.area.publishLeft(ctx)
+	}
+	return true, t.area.publish(ctx, false, t.draft, func() {})
+}
+
 // takeBackLeft takes back what a program has left that was killed.
 func (a *Area) takeBackLeft(ctx context.Context) error {
 	a.step(a.abandonLocked)

@@ -519,7 +519,7 @@ func (a *Area) Publish(ctx context.Context) error {
 	if a.versioned() {
 		return a.publishVersion(ctx)
 	}
-	return a.publish(ctx, false, func() {})
+	return a.publish(ctx, false, nil, func() {})
 }
 
 // PublishLast is Publish for a program that closes the area. It does not wait for silent homes: those that have let an earlier publish
@@ -528,12 +528,12 @@ func (a *Area) PublishLast(ctx context.Context) error {
 	if a.versioned() {
 		return a.publishVersion(ctx)
 	}
-	return a.publish(ctx, true, func() {})
+	return a.publish(ctx, true, nil, func() {})
 }
 
-// publish is Publish, or PublishLast with last. It calls and in the step that sends the first publications, after they are sent.
-func (a *Area) publish(ctx context.Context, last bool, and func()) error {
-	a.scan() // a step follows in any case
+// publish is Publish, or PublishLast with last. If own is not nil, of what programs have in drafts it looks for that in own alone. It calls and in the step that sends the first publications, after they are sent.
+func (a *Area) publish(ctx context.Context, last bool, own *draft, and func()) error {
+	a.scan(own) // a step follows in any case
 	a.refreshAll()
 	var goal publishGoal
 	var rule error

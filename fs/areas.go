@@ -198,6 +198,8 @@ type Attachment interface {
 	Released()
 	// Killed is Released for a program that was killed: of a versioned area PublishReleased publishes nothing of what it has not published.
 	Killed()
+	// PublishReleased is Area.PublishReleased of what the program has stored by this attachment, and not of what others have in memory of their own.
+	PublishReleased(ctx context.Context) (published bool, err error)
 	// Detach ends it, before Area.Close.
 	Detach()
 }

@@ -137,9 +137,6 @@ func (x attachedArea) Resize(ctx context.Context, size int64) (dsm.Inode, error)
 }
 
 func (x attachedArea) Publish(ctx context.Context) error { return x.b.publish(ctx, x.a) }
-func (x attachedArea) PublishReleased(ctx context.Context) error {
-	return x.b.publishReleased(ctx, x.a)
-}
 
 func (x attachedArea) PublishNow(limit time.Duration, done func(error)) bool {
 	a := x.a
@@ -210,6 +207,10 @@ func (t attachment) Detach() {
 	if t.program != 0 {
 		t.area.a.programs.leave(t.program, own)
 	}
+}
+
+func (t attachment) PublishReleased(ctx context.Context) error {
+	return t.area.b.publishReleasedBy(ctx, t.area.a, func(_ Area, ctx context.Context) (bool, error) { return t.Attachment.PublishReleased(ctx) })
 }
 
 func (t attachment) Track(source attach.Source, off, n int64) (stop func()) {

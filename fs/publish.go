@@ -17,8 +17,13 @@ func (b *bridge) publish(ctx context.Context, a *openArea) error {
 // publishReleased is publish where no program waits for it, as after a close: a program may have opened the area again, and be storing. Of a versioned area what is
 // left goes with its next publish then.
 func (b *bridge) publishReleased(ctx context.Context, a *openArea) error {
+	return b.publishReleasedBy(ctx, a, Area.PublishReleased)
+}
+
+// publishReleasedBy is publishReleased, which how does in the data plane.
+func (b *bridge) publishReleasedBy(ctx context.Context, a *openArea, how func(Area, context.Context) (published bool, err error)) error {
 	err := b.publishBy(ctx, a, func(area Area, ctx context.Context) error {
-		published, err := area.PublishReleased(ctx)
+		published, err := how(area, ctx)
 		if !published {
 			err = errors.Join(err, errOpenToStore)
 		}

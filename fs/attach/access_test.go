@@ -72,14 +72,13 @@ func TestWhoMayOnlyRead(t *testing.T) {
 	}
 }
 
-// countingArea counts publishes.
-type countingArea struct {
-	yesArea
+// countingAttachment counts publishes.
+type countingAttachment struct {
+	yesAttachment
 	published *int
 }
 
-func (a countingArea) Publish(context.Context) error             { *a.published++; return nil }
-func (a countingArea) PublishReleased(ctx context.Context) error { return a.Publish(ctx) }
+func (a countingAttachment) PublishReleased(context.Context) error { *a.published++; return nil }
 
 // TestLastStoresArePublished: when an attachment for writing ends, also if its program has died.
 func TestLastStoresArePublished(t *testing.T) {
@@ -87,7 +86,7 @@ func TestLastStoresArePublished(t *testing.T) {
 		m := &readableMount{}
 		a := connOf(t, m, 0)
 		published := 0
-		x := &attachment{conn: a, area: countingArea{published: &published}, at: yesAttachment{}, write: write}
+		x := &attachment{conn: a, area: yesArea{}, at: countingAttachment{published: &published}, write: write}
 		x.mu.Init("attach.attachment")
 		x.overdue.mu.Init("attach.overdue")
 		x.end()

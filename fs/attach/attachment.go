@@ -182,7 +182,7 @@ func (x *attachment) end() {
 		defer cancel()
 		defer close(published)
 		if x.write {
-			if err := x.area.PublishReleased(ctx); err != nil {
+			if err := x.at.PublishReleased(ctx); err != nil {
 				x.conn.s.log.Warn("stores of a program that has detached are not published yet", "path", x.path, "err", err)
 			}
 		}

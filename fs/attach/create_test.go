@@ -103,9 +103,8 @@ type makingArea struct {
 	m *makingMount
 }
 
-func (a makingArea) Publish(context.Context) error             { a.m.did("publish"); return nil }
-func (a makingArea) PublishReleased(ctx context.Context) error { return a.Publish(ctx) }
-func (makingArea) PublishNow(time.Duration, func(error)) bool  { return false }
+func (a makingArea) Publish(context.Context) error            { a.m.did("publish"); return nil }
+func (makingArea) PublishNow(time.Duration, func(error)) bool { return false }
 
 // serve returns a program that is connected to a server of the mount.
 func (m *makingMount) serve(t *testing.T) testProgram {

@@ -46,13 +46,13 @@ func (yesArea) Direct() bool                                          { return f
 func (yesArea) MayAccumulate(context.Context, int64, int64) error     { return nil }
 func (yesArea) Stats() string                                         { return "" }
 func (yesArea) Publish(context.Context) error                         { return nil }
-func (yesArea) PublishReleased(context.Context) error                 { return nil }
 func (yesArea) BeginFault(int64, func()) bool                         { return false }
 func (yesArea) Fault(context.Context, int64, func()) error            { return errs.E(errs.NotExist, "fault", "") }
 func (yesAttachment) Track(Source, int64, int64) (stop func())        { return func() {} }
 func (yesAttachment) Sync(context.Context) error                      { return nil }
 func (yesAttachment) Acquire(context.Context) error                   { return nil }
 func (yesAttachment) Expect(ctx context.Context, v dsm.Version) error { return nil }
+func (yesAttachment) PublishReleased(context.Context) error           { return nil }
 func (yesAttachment) Own() bool                                       { return false }
 func (yesAttachment) Watch(*head.Line)                                {}
 func (yesAttachment) Unwatch(*head.Line)                              {}

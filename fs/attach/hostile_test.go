@@ -61,9 +61,10 @@ func (idleArea) Attach(context.Context, int, bool) (Attachment, *os.File, error)
 
 type idleAttachment struct{ Attachment }
 
-func (idleAttachment) Released() {}
-func (idleAttachment) Killed()   {}
-func (idleAttachment) Detach()   {}
+func (idleAttachment) Released()                             {}
+func (idleAttachment) Killed()                               {}
+func (idleAttachment) PublishReleased(context.Context) error { return nil }
+func (idleAttachment) Detach()                               {}
 
 func (idleAttachment) Memory() (*os.File, error) { return nil, errs.E(errs.NotExist, "memory", "") }
 
@@ -74,7 +75,6 @@ func (idleArea) Size() int64                               { return dsm.PageSize
 func (idleArea) Grown(context.Context, int64, int64) error { return nil }
 func (idleArea) Version() dsm.Version                      { return 1 }
 func (idleArea) Publish(context.Context) error             { return nil }
-func (idleArea) PublishReleased(context.Context) error     { return nil }
 func (idleArea) PublishNow(_ time.Duration, done func(error)) bool {
 	done(nil)
 	return true

@@ -73,7 +73,7 @@ func (x *attachment) publishRest() {
 	x.released()
 	ctx, cancel := x.conn.s.cfg.Mount.Lasting()
 	defer cancel()
-	if err := x.area.PublishReleased(ctx); err != nil {
+	if err := x.at.PublishReleased(ctx); err != nil {
 		x.conn.s.log.Warn("stores to what was left of a mapping are not published yet", "path", x.path, "inode", x.file, "err", err)
 	}
 }

@@ -58,8 +58,6 @@ type Area interface {
 	MayAccumulate(ctx context.Context, off, n int64) error
 	// Publish makes all stores made so far visible to other nodes, including stores to mappings.
 	Publish(ctx context.Context) error
-	// PublishReleased is Publish after Attachment.Released. Of a versioned area nothing is published while programs may store to it otherwise.
-	PublishReleased(ctx context.Context) error
 	// PublishNow is Publish for a goroutine that must not wait: false if it might have to. Otherwise done is called once, perhaps
 	// before PublishNow returns.
 	PublishNow(limit time.Duration, done func(error)) bool
@@ -102,6 +100,9 @@ type Attachment interface {
 	Released()
 	// Killed is Released for a program that was killed.
 	Killed()
+	// PublishReleased is Area.Publish of what the program has stored by this attachment. What other programs have in memory of their own is not published, nor anything of a versioned area while programs may
+	// store to it otherwise.
+	PublishReleased(ctx context.Context) error
 	Detach()
 }
 
