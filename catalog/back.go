@@ -23,15 +23,10 @@ func (o backOp) apply(s *state, st step) (dsm.Inode, error) {
 	if !ok || m.Gone || m.Inc != o.Inc || st.node != o.Node {
 		return dsm.Inode{}, fail(errs.Evicted, "node %s", o.Node)
 	}
-	only, left := make(map[dsm.Slot]bool), s.leftBy(o.Node, ledgerOf(o.Served))
-	for slot, h := range s.view.Rows() {
-		if row := *h; !row.Withdraw(s.view, o.Node, left[slot]) {
-			only[slot] = true
-		}
-	}
-	if in := s.bytesIn(only); len(in) > 0 {
-		slot := sortedKeys(in)[0]
-		return dsm.Inode{}, fail(errs.Busy, "nobody else has slot %d, in which inode %d has bytes", slot, in[slot].Ino)
+	left := s.leftBy(o.Node, o.Served)
+	if lost := s.lostWith(o.Node, left); len(lost) > 0 {
+		slot := sortedKeys(lost)[0]
+		return dsm.Inode{}, fail(errs.Busy, "nobody else has slot %d, in which inode %d has bytes", slot, lost[slot].Ino)
 	}
 	s.reviewed(func(v *dsm.View) {
 		for i := range v.Members {
@@ -49,26 +44,15 @@ func (o backOp) apply(s *state, st step) (dsm.Inode, error) {
 	return dsm.Inode{}, nil
 }
 
-// servedSlot is an entry of a dsm.Ledger.
-type servedSlot struct {
-	Slot    dsm.SlotName
-	Since   dsm.Epoch
-	Offered dsm.Epoch
-}
-
-func listed(ledger dsm.Ledger) (list []servedSlot) {
-	for _, slot := range sortedKeys(ledger) {
-		list = append(list, servedSlot{slot, ledger[slot].Since, ledger[slot].Offered})
+// lostWith returns the slots with bytes that nobody has if the daemon of a node is killed, each with the first file that has some. left is what the node has then.
+func (s *state) lostWith(n dsm.NodeID, left map[dsm.Slot]dsm.LeftOver) map[dsm.Slot]*inode {
+	only := make(map[dsm.Slot]bool)
+	for slot, h := range s.view.Rows() {
+		if row := *h; !row.Withdraw(s.view, n, left[slot]) {
+			only[slot] = true
+		}
 	}
-	return list
-}
-
-func ledgerOf(list []servedSlot) dsm.Ledger {
-	ledger := make(dsm.Ledger, len(list))
-	for _, x := range list {
-		ledger[x.Slot] = dsm.Served{Since: x.Since, Offered: x.Offered}
-	}
-	return ledger
+	return s.bytesIn(only)
 }
 
 // mostServed is the size of the largest file of which a daemon goes on as the home.
@@ -94,8 +78,8 @@ func (s *state) leftBy(n dsm.NodeID, ledger dsm.Ledger) map[dsm.Slot]dsm.LeftOve
 			continue // the memory of all others outlives the daemon
 		}
 		for e := range in.Spec.CoveringExtents(in.Size) {
-			if slot := s.view.SlotOf(in.Area(), in.Spec, dsm.ExtentIndex(e)); left[slot].Kept {
-				x := left[slot]
+			slot := s.view.SlotOf(in.Area(), in.Spec, dsm.ExtentIndex(e))
+			if x, served := left[slot]; served {
 				x.Kept = false
 				left[slot] = x
 			}
@@ -185,11 +169,5 @@ func (c *Catalog) EndWithDaemon(served dsm.Ledger) int {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	s := c.mu.state
-	only, left := make(map[dsm.Slot]bool), s.leftBy(c.self.ID, served)
-	for slot, h := range s.view.Rows() {
-		if row := *h; !row.Withdraw(s.view, c.self.ID, left[slot]) {
-			only[slot] = true
-		}
-	}
-	return len(s.bytesIn(only))
+	return len(s.lostWith(c.self.ID, s.leftBy(c.self.ID, served)))
 }

@@ -7,38 +7,37 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
+// sourceIsGone has a file of a page, f, in a slot that is on its way from nodeC to nodeB when nodeC is evicted. v is the view before that.
+func sourceIsGone(t *testing.T) (m *machine, v *dsm.View, f dsm.Inode, at dsm.Slot) {
+	t.Helper()
+	m = newSized(t, 1<<30, 1<<30, 1<<30)
+	v, f, at = m.pageAt(dsm.SlotHome{Primary: nodeB, Source: nodeC})
+	for slot, h := range v.Rows() { // the others are of no concern
+		if slot != at {
+			*h = dsm.SlotHome{Primary: nodeA, Epoch: 1}
+		}
+	}
+	m.must(nodeA, goneOp{Node: nodeC})
+	return m, v, f, at
+}
+
 // TestEmptySlotArrives: a slot is on its way to a node when its source dies, and the node's daemon is killed. The last file that had bytes in it is removed, so the slot arrives with nothing. Then another file gets
 // bytes there. The node's daemon had nothing of the slot to lose, and another one can follow.
 func TestEmptySlotArrives(t *testing.T) {
-	{
-		m := newSized(t, 1<<30, 1<<30, 1<<30)
-		const nodeC = nodeB + 1
-		size := int64(dsm.PageSize)
-		f := m.must(nodeA, createOp{Dir: dsm.RootIno, Name: "f", Kind: dsm.KindFile})
-		f = m.must(nodeA, setAttrOp{f.Ino, dsm.SetAttr{Size: &size}})
-		v := m.view.Clone()
-		v.Epoch += 10
-		at := v.SlotOf(f.Area(), f.Spec, 0)
-		for i := range v.Slots { // the others are of no concern
-			v.Slots[i] = dsm.SlotHome{Primary: nodeA, Epoch: 1}
-		}
-		*v.Row(at) = dsm.SlotHome{Primary: nodeB, Source: nodeC, Epoch: v.Epoch, Had: v.Epoch - 1}
-		m.view = v
-		m.must(nodeA, goneOp{Node: nodeC})
-		if row := m.view.Row(at); row.Source != nodeC || row.Primary != nodeB {
-			t.Fatalf("%+v", *row)
-		}
-		// The daemon of nodeB is killed.
-		m.must(nodeA, unlinkOp{Dir: dsm.RootIno, Name: "f"})
-		m.must(nodeA, settleOp{})
-		g := f
-		for i := 0; g.Ino == f.Ino || g.Spec.SlotOf(g.Area(), 0) != at; i++ {
-			g = m.must(nodeA, createOp{Dir: dsm.RootIno, Name: string(rune('a'+i%26)) + string(rune('a'+i/26%26)) + string(rune('a'+i/676)), Kind: dsm.KindFile})
-		}
-		m.must(nodeA, setAttrOp{g.Ino, dsm.SetAttr{Size: &size}})
-		if _, err := m.do(nodeB, backOp{Node: nodeB, Served: nil}); err != nil {
-			t.Errorf("it had nothing to lose, and cannot come back: %v; the row is %+v", err, *m.view.Row(at))
-		}
+	m, _, f, at := sourceIsGone(t)
+	if row := m.view.Row(at); row.Source != nodeC || row.Primary != nodeB {
+		t.Fatalf("%+v", *row)
+	}
+	// The daemon of nodeB is killed.
+	m.must(nodeA, unlinkOp{Dir: dsm.RootIno, Name: "f"})
+	m.must(nodeA, settleOp{})
+	g := f
+	for i := 0; g.Ino == f.Ino || g.Spec.SlotOf(g.Area(), 0) != at; i++ {
+		g = m.file(fmt.Sprint("g", i))
+	}
+	m.must(nodeA, resize(g, dsm.PageSize))
+	if _, err := m.do(nodeB, backOp{Node: nodeB, Served: nil}); err != nil {
+		t.Errorf("it had nothing to lose, and cannot come back: %v; the row is %+v", err, *m.view.Row(at))
 	}
 }
 
@@ -47,25 +46,12 @@ func TestEmptySlotArrives(t *testing.T) {
 func TestSourceIsEvicted(t *testing.T) {
 	for _, first := range []string{"source", "new home"} {
 		t.Run(first, func(t *testing.T) {
-			const nodeC = nodeB + 1
-			m := newSized(t, 1<<30, 1<<30, 1<<30)
-			size := int64(dsm.PageSize)
-			f := m.must(nodeA, createOp{Dir: dsm.RootIno, Name: "f", Kind: dsm.KindFile})
-			f = m.must(nodeA, setAttrOp{f.Ino, dsm.SetAttr{Size: &size}})
-			v := m.view.Clone()
-			v.Epoch += 10
-			at := v.SlotOf(f.Area(), f.Spec, 0)
-			for i := range v.Slots { // the others are of no concern
-				v.Slots[i] = dsm.SlotHome{Primary: nodeA, Epoch: 1}
-			}
-			*v.Row(at) = dsm.SlotHome{Primary: nodeB, Source: nodeC, Epoch: v.Epoch, Had: v.Epoch - 1}
-			m.view = v
-			m.must(nodeA, goneOp{Node: nodeC})
+			m, v, _, at := sourceIsGone(t)
 			source := func() {
 				c := sized(nodeC, 1<<30)
 				c.Inc = 1
 				m.must(nodeA, addMemberOp{c})
-				o := backOp{Node: nodeC, Inc: 1, Served: []servedSlot{{Slot: v.NameOf(at), Since: v.Epoch - 1}}}
+				o := backOp{Node: nodeC, Inc: 1, Served: dsm.Ledger{v.NameOf(at): {Since: v.Epoch - 1}}}
 				if _, err := m.send(command{Node: nodeC, Inc: 1, Req: 1000, Low: 1, Now: m.now}, o); err != nil {
 					t.Errorf("the source, which has all: %v", err)
 				}
@@ -94,29 +80,15 @@ func TestDemandFileMadeMeanwhile(t *testing.T) {
 	for _, what := range []string{"nothing", "on demand"} {
 		t.Run(what, func(t *testing.T) {
 			m := newSized(t, 1<<40, 1<<40)
-			size := int64(dsm.PageSize)
-			var f dsm.Inode
-			for i := 0; ; i++ { // one that is at the node
-				f = m.must(nodeA, createOp{Dir: dsm.RootIno, Name: fmt.Sprint("f", i), Kind: dsm.KindFile})
-				if m.view.Row(m.view.SlotOf(f.Area(), f.Spec, 0)).Primary == nodeB {
-					break
-				}
-			}
-			m.must(nodeA, setAttrOp{f.Ino, dsm.SetAttr{Size: &size}})
-			served := make(dsm.Ledger)
-			for slot, h := range m.view.Rows() {
-				if h.Primary == nodeB {
-					served[m.view.NameOf(slot)] = dsm.Served{Since: h.Had}
-				}
-			}
+			m.pageOn(nodeB)
+			served := m.servedBy(nodeB)
 			// The daemon is killed.
-			size = 4 << 30
 			if what == "on demand" {
 				g := m.must(nodeA, createOp{Dir: dsm.RootIno, Name: "g", Kind: dsm.KindFile})
 				m.must(nodeA, setSpecOp{g.Ino, "residency", "demand"})
-				m.must(nodeA, setAttrOp{g.Ino, dsm.SetAttr{Size: &size}})
+				m.must(nodeA, resize(g, 4<<30))
 			}
-			if _, err := m.do(nodeB, backOp{Node: nodeB, Served: listed(served)}); err != nil {
+			if _, err := m.do(nodeB, backOp{Node: nodeB, Served: served}); err != nil {
 				t.Errorf("it cannot go on: %v", err)
 			}
 		})

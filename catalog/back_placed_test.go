@@ -1,7 +1,6 @@
 package catalog
 
 import (
-	"fmt"
 	"testing"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -12,15 +11,8 @@ func TestBothEndsKilled(t *testing.T) {
 	for _, first := range []string{"source", "new home"} {
 		t.Run(first, func(t *testing.T) {
 			m := newSized(t, 1<<30, 1<<30)
-			ino := m.must(nodeA, createOp{Dir: dsm.RootIno, Name: "f", Kind: dsm.KindFile}).Ino
-			size := int64(dsm.PageSize)
-			f := m.must(nodeA, setAttrOp{ino, dsm.SetAttr{Size: &size}})
-			v := m.view.Clone()
-			v.Epoch += 10
-			at := v.SlotOf(f.Area(), f.Spec, 0)
-			*v.Row(at) = dsm.SlotHome{Primary: nodeB, Source: nodeA, Epoch: v.Epoch, Had: v.Epoch - 1}
-			m.view = v
-			had := []servedSlot{{Slot: v.NameOf(at), Since: v.Epoch - 1}}
+			v, _, at := m.pageAt(dsm.SlotHome{Primary: nodeB, Source: nodeA})
+			had := dsm.Ledger{v.NameOf(at): {Since: v.Epoch - 1}}
 			source := func() {
 				if _, err := m.do(nodeA, backOp{Node: nodeA, Served: had}); err != nil {
 					t.Errorf("the source, which has all of it, cannot come back: %v; the row is %+v", err, *m.view.Row(at))
@@ -57,15 +49,8 @@ func TestKilledAgainAndEvicted(t *testing.T) {
 			_, err := m.send(command{Node: nodeB, Inc: b.Inc, Req: req, Low: 1, Now: m.now}, o)
 			return err
 		}
-		ino := m.must(nodeA, createOp{Dir: dsm.RootIno, Name: "f", Kind: dsm.KindFile}).Ino
-		size := int64(dsm.PageSize)
-		f := m.must(nodeA, setAttrOp{ino, dsm.SetAttr{Size: &size}})
-		v := m.view.Clone()
-		v.Epoch += 10
-		at := v.SlotOf(f.Area(), f.Spec, 0)
-		*v.Row(at) = dsm.SlotHome{Primary: nodeB, Epoch: v.Epoch, Had: v.Epoch}
-		m.view = v
-		served := []servedSlot{{Slot: v.NameOf(at), Since: v.Epoch}}
+		v, _, at := m.pageAt(dsm.SlotHome{Primary: nodeB})
+		served := dsm.Ledger{v.NameOf(at): {Since: v.Epoch}}
 		if again {
 			if err := does(backOp{Node: nodeB, Served: served}); err != nil {
 				t.Fatal(err)
@@ -89,32 +74,19 @@ func TestPlacedWhileTheDaemonIsDown(t *testing.T) {
 	for _, what := range []string{"nothing", "made there", "placed there", "placed elsewhere"} {
 		t.Run(what, func(t *testing.T) {
 			m := newSized(t, 1<<30, 1<<30)
-			size := int64(dsm.PageSize)
-			var f dsm.Inode
-			for i := 0; ; i++ { // one that is at the node
-				f = m.must(nodeA, createOp{Dir: dsm.RootIno, Name: fmt.Sprint("f", i), Kind: dsm.KindFile})
-				if m.view.Row(m.view.SlotOf(f.Area(), f.Spec, 0)).Primary == nodeB {
-					break
-				}
-			}
-			f = m.must(nodeA, setAttrOp{f.Ino, dsm.SetAttr{Size: &size}})
-			served := make(dsm.Ledger)
-			for slot, h := range m.view.Rows() {
-				if h.Primary == nodeB {
-					served[m.view.NameOf(slot)] = dsm.Served{Since: h.Had}
-				}
-			}
+			f := m.pageOn(nodeB)
+			served := m.servedBy(nodeB)
 			// The daemon is killed.
 			switch what {
 			case "made there":
 				g := placedFile(m, "g", 0, "nb")
-				m.must(nodeA, setAttrOp{g.Ino, dsm.SetAttr{Size: &size}})
+				m.must(nodeA, resize(g, dsm.PageSize))
 			case "placed there":
 				m.must(nodeA, placeAt(f, "nb"))
 			case "placed elsewhere":
 				m.must(nodeA, placeAt(f, "na"))
 			}
-			if _, err := m.do(nodeB, backOp{Node: nodeB, Served: listed(served)}); err != nil {
+			if _, err := m.do(nodeB, backOp{Node: nodeB, Served: served}); err != nil {
 				t.Errorf("it cannot go on: %v", err)
 			}
 		})
@@ -126,18 +98,11 @@ func TestPlacedWhileTheDaemonIsDown(t *testing.T) {
 func TestSentToOneThatIsEvicted(t *testing.T) {
 	for _, killed := range []bool{false, true} {
 		m := newSized(t, 1<<30, 1<<30)
-		ino := m.must(nodeA, createOp{Dir: dsm.RootIno, Name: "f", Kind: dsm.KindFile}).Ino
-		size := int64(dsm.PageSize)
-		f := m.must(nodeA, setAttrOp{ino, dsm.SetAttr{Size: &size}})
-		v := m.view.Clone()
-		v.Epoch += 10
-		at := v.SlotOf(f.Area(), f.Spec, 0)
-		*v.Row(at) = dsm.SlotHome{Primary: nodeB, Source: nodeA, Epoch: v.Epoch, Had: v.Epoch - 1}
-		m.view = v
+		v, _, at := m.pageAt(dsm.SlotHome{Primary: nodeB, Source: nodeA})
 		m.must(nodeA, goneOp{Node: nodeB})
 		var err error
 		if killed {
-			_, err = m.do(nodeA, backOp{Node: nodeA, Served: []servedSlot{{v.NameOf(at), v.Epoch - 1, v.Epoch}}})
+			_, err = m.do(nodeA, backOp{Node: nodeA, Served: dsm.Ledger{v.NameOf(at): {Since: v.Epoch - 1, Offered: v.Epoch}}})
 		} else {
 			_, err = m.do(nodeA, handoverFailedOp{Lost: []dsm.Slot{at}, Epoch: m.view.Epoch})
 		}
@@ -147,7 +112,7 @@ func TestSentToOneThatIsEvicted(t *testing.T) {
 		b := sized(nodeB, 1<<30)
 		b.Inc = 1
 		m.must(nodeA, addMemberOp{b})
-		if _, err := m.send(command{Node: nodeB, Inc: 1, Req: 1000, Low: 1, Now: m.now}, backOp{Node: nodeB, Inc: 1, Served: []servedSlot{{Slot: v.NameOf(at), Since: v.Epoch}}}); err != nil {
+		if _, err := m.send(command{Node: nodeB, Inc: 1, Req: 1000, Low: 1, Now: m.now}, backOp{Node: nodeB, Inc: 1, Served: dsm.Ledger{v.NameOf(at): {Since: v.Epoch}}}); err != nil {
 			t.Errorf("killed %v: the new home, which had all: %v", killed, err)
 		}
 		if got := m.view.Row(at); got.Primary != nodeB {
@@ -161,26 +126,14 @@ func TestSentToOneThatIsEvicted(t *testing.T) {
 func TestPlacedByTheCommandItself(t *testing.T) {
 	for _, where := range []string{"na", "nb"} {
 		m := newSized(t, 1<<30, 1<<30)
-		size := int64(dsm.PageSize)
-		var f dsm.Inode
-		for i := 0; ; i++ { // one that is at the node when all is in balance
-			f = m.must(nodeA, createOp{Dir: dsm.RootIno, Name: fmt.Sprint("f", i), Kind: dsm.KindFile})
-			if m.view.Row(m.view.SlotOf(f.Area(), f.Spec, 0)).Primary == nodeB {
-				break
-			}
-		}
-		f = m.must(nodeA, setAttrOp{f.Ino, dsm.SetAttr{Size: &size}})
-		v := m.view.Clone()
-		v.Epoch += 10
-		at := v.SlotOf(f.Area(), f.Spec, 0)
-		*v.Row(at) = dsm.SlotHome{Primary: nodeA, Source: nodeB, Epoch: v.Epoch, Had: v.Epoch - 1}
-		m.view = v
+		f := m.pageOn(nodeB) // which is there when all is in balance
+		v, at := m.withRow(f, dsm.SlotHome{Primary: nodeA, Source: nodeB})
 		m.must(nodeA, placeAt(f, where)) // the slot is on its way, so this waits
 		if m.view.Placed(f.Area()) != 0 {
 			t.Fatal("placed at once")
 		}
 		ledger := dsm.Ledger{v.NameOf(at): {Since: v.Epoch - 1}}
-		m.must(nodeB, backOp{Node: nodeB, Served: listed(ledger)})
+		m.must(nodeB, backOp{Node: nodeB, Served: ledger})
 		now := m.view.SlotOf(f.Area(), m.inodes[f.Ino].Spec, 0)
 		if row := m.view.Row(now); now == at || row.Holder() != nodeB || row.Primary != pinned(m.view, dsm.Placement(where)) {
 			t.Fatalf("placed at %s: slot %d, %+v", where, now, *row)

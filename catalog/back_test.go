@@ -1,6 +1,7 @@
 package catalog
 
 import (
+	"fmt"
 	"math"
 	"testing"
 
@@ -9,10 +10,53 @@ import (
 	"github.com/dsmfs/dsmfs/internal/hold"
 )
 
+// pageAt makes a file of a page, and sets the row of its slot.
+func (m *machine) pageAt(row dsm.SlotHome) (v *dsm.View, f dsm.Inode, at dsm.Slot) {
+	m.Helper()
+	f = m.must(nodeA, resize(m.file("f"), dsm.PageSize))
+	v, at = m.withRow(f, row)
+	return v, f, at
+}
+
+// withRow begins a view in which the slot of a file has this row: the home has all of it by this view, or it is on its way there, and the source had all before.
+func (m *machine) withRow(f dsm.Inode, row dsm.SlotHome) (v *dsm.View, at dsm.Slot) {
+	v = m.view.Clone()
+	v.Epoch += 10
+	row.Epoch, row.Had = v.Epoch, v.Epoch
+	if row.Source != 0 {
+		row.Had--
+	}
+	at = v.SlotOf(f.Area(), f.Spec, 0)
+	*v.Row(at) = row
+	m.view = v
+	return v, at
+}
+
+// pageOn makes a file of a page of which a node is the home.
+func (m *machine) pageOn(n dsm.NodeID) dsm.Inode {
+	m.Helper()
+	for i := 0; ; i++ {
+		if f := m.file(fmt.Sprint("f", i)); homeOf(m, f).Primary == n {
+			return m.must(nodeA, resize(f, dsm.PageSize))
+		}
+	}
+}
+
+// servedBy is the ledger of a node that has all of which it is the home.
+func (m *machine) servedBy(n dsm.NodeID) dsm.Ledger {
+	served := make(dsm.Ledger)
+	for slot, h := range m.view.Rows() {
+		if h.Primary == n {
+			served[m.view.NameOf(slot)] = dsm.Served{Since: h.Had}
+		}
+	}
+	return served
+}
+
 // TestBackWithBytes: of a slot that nobody else has a node goes on as the home, if its daemon had all of it, and has it still.
 func TestBackWithBytes(t *testing.T) {
 	type which struct {
-		served func(row dsm.SlotHome) []servedSlot
+		served func(row dsm.SlotHome) dsm.Ledger
 		large  bool
 		row    func(h *dsm.SlotHome)
 		back   bool
@@ -20,17 +64,17 @@ func TestBackWithBytes(t *testing.T) {
 		to, from dsm.NodeID
 	}
 	const slot = 3
-	has := func(e dsm.Epoch) []servedSlot { return []servedSlot{{Slot: 9, Since: e}, {Slot: slot, Since: e}} }
-	now := func(row dsm.SlotHome) []servedSlot { return has(row.Epoch) }
-	sent := func(row dsm.SlotHome) []servedSlot { return []servedSlot{{slot, row.Had, row.Epoch}} }
-	was := func(row dsm.SlotHome) []servedSlot { return has(row.Had) }
+	has := func(e dsm.Epoch) dsm.Ledger { return dsm.Ledger{9: {Since: e}, slot: {Since: e}} }
+	now := func(row dsm.SlotHome) dsm.Ledger { return has(row.Epoch) }
+	sent := func(row dsm.SlotHome) dsm.Ledger { return dsm.Ledger{slot: {Since: row.Had, Offered: row.Epoch}} }
+	was := func(row dsm.SlotHome) dsm.Ledger { return has(row.Had) }
 	comes := func(h *dsm.SlotHome) { h.Source, h.Had = nodeA, h.Epoch-1 }
 	goes := func(h *dsm.SlotHome) { h.Source, h.Primary, h.Had = nodeB, nodeA, h.Epoch-1 }
 	for name, c := range map[string]which{
 		"all":                                    {served: now, back: true},
-		"nothing":                                {served: func(dsm.SlotHome) []servedSlot { return nil }},
-		"nothing, as there was nothing":          {served: func(dsm.SlotHome) []servedSlot { return nil }, row: func(h *dsm.SlotHome) { h.Had = 0 }, back: true},
-		"what it was before":                     {served: func(row dsm.SlotHome) []servedSlot { return has(row.Had - 1) }},
+		"nothing":                                {served: func(dsm.SlotHome) dsm.Ledger { return nil }},
+		"nothing, as there was nothing":          {served: func(dsm.SlotHome) dsm.Ledger { return nil }, row: func(h *dsm.SlotHome) { h.Had = 0 }, back: true},
+		"what it was before":                     {served: func(row dsm.SlotHome) dsm.Ledger { return has(row.Had - 1) }},
 		"killed again at once":                   {served: was, row: func(h *dsm.SlotHome) { h.Had = 1 }, back: true},
 		"a large file":                           {served: now, large: true},
 		"it has arrived there":                   {served: now, row: comes, back: true},
@@ -39,33 +83,27 @@ func TestBackWithBytes(t *testing.T) {
 		"it is on its way elsewhere":             {served: was, row: goes, back: true},
 		"it was sent elsewhere":                  {served: sent, row: goes, back: true, to: nodeA, from: nodeB},
 		"it was sent elsewhere, of a large file": {served: sent, large: true, row: goes},
-		"it was sent elsewhere before": {served: func(row dsm.SlotHome) []servedSlot {
-			return []servedSlot{{slot, row.Had, row.Epoch - 2}}
+		"it was sent elsewhere before": {served: func(row dsm.SlotHome) dsm.Ledger {
+			return dsm.Ledger{slot: {Since: row.Had, Offered: row.Epoch - 2}}
 		}, row: goes, back: true},
 		"it is on its way elsewhere, and is not all there": {served: now, row: goes},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newSized(t, 1<<40, 1<<40)
-			ino := m.must(nodeA, createOp{Dir: dsm.RootIno, Name: "f", Kind: dsm.KindFile}).Ino
 			size := int64(dsm.PageSize)
 			if c.large {
 				size = mostServed + 1
 			}
-			f := m.must(nodeA, setAttrOp{ino, dsm.SetAttr{Size: &size}})
-			v := m.view.Clone()
-			v.Epoch += 10
-			at := v.SlotOf(f.Area(), f.Spec, 0)
+			f := placedFile(m, "f", size, string(dsm.PlaceOne)) // in no other slot, which the daemon may lack
+			v, at := m.withRow(f, dsm.SlotHome{Primary: nodeB})
 			row := v.Row(at)
-			*row = dsm.SlotHome{Primary: nodeB, Epoch: v.Epoch, Had: v.Epoch}
 			if c.row != nil {
 				c.row(row)
 			}
-			m.view = v
 			o := backOp{Node: nodeB, Served: c.served(*row)}
-			for i := range o.Served {
-				if o.Served[i].Slot == slot {
-					o.Served[i].Slot = v.NameOf(at)
-				}
+			if has, ok := o.Served[slot]; ok {
+				delete(o.Served, slot)
+				o.Served[v.NameOf(at)] = has
 			}
 			_, err := m.do(nodeB, o)
 			if back := err == nil; back != c.back {
@@ -84,16 +122,9 @@ func TestBackWithBytes(t *testing.T) {
 // TestBothDaemonsKilled: the daemons of a home and of its only backup are killed at once. The home goes on, so nobody needs the backup.
 func TestBothDaemonsKilled(t *testing.T) {
 	m := newSized(t, 1<<30, 1<<30)
-	ino := m.must(nodeA, createOp{Dir: dsm.RootIno, Name: "f", Kind: dsm.KindFile}).Ino
-	size := int64(dsm.PageSize)
-	f := m.must(nodeA, setAttrOp{ino, dsm.SetAttr{Size: &size}})
-	v := m.view.Clone()
-	v.Epoch += 10
-	at := v.SlotOf(f.Area(), f.Spec, 0)
-	*v.Row(at) = dsm.SlotHome{Primary: nodeB, Epoch: v.Epoch, Had: v.Epoch}
+	v, _, at := m.pageAt(dsm.SlotHome{Primary: nodeB})
 	v.Row(at).Backups[0] = dsm.Backup{Node: nodeA, InSync: true}
-	m.view = v
-	served := []servedSlot{{Slot: v.NameOf(at), Since: v.Epoch}}
+	served := dsm.Ledger{v.NameOf(at): {Since: v.Epoch}}
 	if _, err := m.do(nodeB, backOp{Node: nodeB, Served: served}); err != nil {
 		t.Fatal(err)
 	}

@@ -183,7 +183,7 @@ type (
 		// Noted is the incarnation that has numbered those to keep.
 		Noted uint64
 		// Served are the slots that the daemon before had all of, as their home.
-		Served []servedSlot
+		Served dsm.Ledger
 	}
 
 	// unheldOp says that no daemon follows that of a node: see held.go.

@@ -202,7 +202,7 @@ func (c *Catalog) back(ctx context.Context, served dsm.Ledger, when func() bool)
 	if err == nil {
 		last, keep := c.calls.former()
 		noted := c.calls.held.mem.Word(hold.NotedInc)
-		if _, err = c.propose(ctx, backOp{Node: c.self.ID, Inc: c.self.Inc, Last: last, Keep: keep, Noted: noted.Load(), Served: listed(served)}); err == nil {
+		if _, err = c.propose(ctx, backOp{Node: c.self.ID, Inc: c.self.Inc, Last: last, Keep: keep, Noted: noted.Load(), Served: served}); err == nil {
 			noted.Store(c.self.Inc) // it has those results
 		}
 	}
