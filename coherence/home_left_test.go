@@ -19,22 +19,7 @@ func (n *simNode) goOn() {
 	s := n.sim
 	s.t.Helper()
 	n.node.isKilled()
-	s.mu.Lock()
-	for i := range s.nodes {
-		if i == n.i {
-			continue
-		}
-		for _, l := range []link{{i, n.i}, {n.i, i}} {
-			for _, f := range s.net[l] {
-				if f.shared != nil {
-					f.shared.Release()
-				}
-			}
-			s.net[l] = []frame{{msg: sessionEnd{}}}
-		}
-		s.deaf[link{i, n.i}] = true
-	}
-	s.mu.Unlock()
+	s.endSessions(n)
 	n.newDaemon()
 	s.changeView(func(v *dsm.View) {
 		if !s.goesBack(v, n) {
@@ -91,9 +76,7 @@ func byteAt(t *testing.T, n *simNode, off int64) byte {
 func TestKilledWhileThePageOfAHomeFollows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, home, x, y := heldHome(t, dsm.Inode{Size: dsm.PageSize})
-		if err := x.area.WriteAt(t.Context(), []byte{1}, 0); err != nil {
-			t.Fatal(err)
-		}
+		put(t, x, 1)
 		publish(x)
 		s.calm()
 		a := home.area
@@ -127,20 +110,15 @@ func TestClockOfTheNextDaemonIsBehind(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s, home, x, y := heldHome(t, dsm.Inode{Size: dsm.PageSize})
 				home.skew += behind
-				store := func(b byte) {
-					t.Helper()
-					if err := x.area.WriteAt(t.Context(), []byte{b}, 0); err != nil {
-						t.Fatal(err)
-					}
-					publish(x)
-				}
-				store(1)
+				put(t, x, 1)
+				publish(x)
 				s.calm()
 				if got := byteAt(t, y, 0); got != 1 {
 					t.Fatalf("y has %d", got)
 				}
 				// The home merges 2 and acks it; y has not got it when the daemon is killed.
-				store(2)
+				put(t, x, 2)
+				publish(x)
 				xh, hx, hy := link{x.i, home.i}, link{home.i, x.i}, link{home.i, y.i}
 				s.rest()
 				for len(s.queue(xh)) > 0 {
@@ -250,19 +228,14 @@ func TestZeroesOfALeaver(t *testing.T) {
 		t.Run(fmt.Sprint(leaves), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s, home, y, x := heldHome(t, dsm.Inode{Size: dsm.PageSize})
-				store := func(b byte) {
-					t.Helper()
-					if err := x.area.WriteAt(t.Context(), []byte{b}, 0); err != nil {
-						t.Fatal(err)
-					}
-					publish(x)
-				}
-				store(1)
+				put(t, x, 1)
+				publish(x)
 				s.calm()
 				if got := byteAt(t, y, 0); got != 1 {
 					t.Fatalf("y has %d", got)
 				}
-				store(0)
+				put(t, x, 0)
+				publish(x)
 				xh, hx, hh := link{x.i, home.i}, link{home.i, x.i}, link{home.i, home.i}
 				for range 10 {
 					s.rest()
@@ -341,12 +314,8 @@ func TestNoConflictsWithoutAnAbsence(t *testing.T) {
 		t.Run(fmt.Sprint(killed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s, home, x, y := heldHome(t, dsm.Inode{Size: dsm.PageSize})
-				if err := x.area.WriteAt(t.Context(), []byte{5}, 0); err != nil {
-					t.Fatal(err)
-				}
-				if err := y.area.WriteAt(t.Context(), []byte{7}, 0); err != nil {
-					t.Fatal(err)
-				}
+				put(t, x, 5)
+				put(t, y, 7)
 				publish(y)
 				for range 10 {
 					s.rest()
@@ -380,9 +349,7 @@ func TestRoundAbandonedAroundAKill(t *testing.T) {
 		t.Run(fmt.Sprint(killed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s, home, x, y := heldHome(t, dsm.Inode{Size: dsm.PageSize})
-				if err := x.area.WriteAt(t.Context(), []byte{5}, 0); err != nil {
-					t.Fatal(err)
-				}
+				put(t, x, 5)
 				x.ask("contribute", func(ctx context.Context) error { return x.area.Contribute(ctx, firstRound) }, nil)
 				s.rest()
 				time.Sleep(time.Second)

@@ -28,14 +28,8 @@ func TestBackAsABackup(t *testing.T) {
 		s.calm()
 		home.area.step(func() { home.area.mu.mem.WorkingIsNewest() })
 		home.node.keepServed()
-		store := func(b byte) {
-			t.Helper()
-			if err := x.area.WriteAt(t.Context(), []byte{b}, 0); err != nil {
-				t.Fatal(err)
-			}
-			publish(x)
-		}
-		store(1)
+		put(t, x, 1)
+		publish(x)
 		s.calm()
 		home.area.Close(false) // no program has it open at the source
 		home.area.Close(true)
@@ -67,7 +61,8 @@ func TestBackAsABackup(t *testing.T) {
 			}
 		}
 		move()
-		store(2)
+		put(t, x, 2)
+		publish(x)
 		move()
 		x.area.mu.Lock()
 		acked := !x.area.extentLocked(0).publishing()
@@ -114,9 +109,7 @@ func takesOverWithout(t *testing.T, own bool) (s *sim, x, y *simNode, memory fun
 	})
 	s.catchUp()
 	y.open(true)
-	if err := y.area.WriteAt(t.Context(), []byte{7}, 0); err != nil {
-		t.Fatal(err)
-	}
+	put(t, y, 7)
 	publish(y)
 	s.drain()
 	var none atomic.Bool
@@ -182,9 +175,7 @@ func TestNoMemoryAtFirst(t *testing.T) {
 		memory(true)
 		s.pass(2 * memoryRetry)
 		s.drain()
-		if err := y.area.WriteAt(t.Context(), []byte{8}, 0); err != nil {
-			t.Fatal(err)
-		}
+		put(t, y, 8)
 		publish(y)
 		s.drain()
 		x.area.mu.Lock()
@@ -203,24 +194,33 @@ func TestNoMemoryAtFirst(t *testing.T) {
 	})
 }
 
+// emptied is a versioned file of a node, home, which has published 1, and of which another one, x, has a replica. Then it has been truncated. held says that the node has a holder.
+func emptied(t *testing.T, held bool) (c ownCase, home, x, y *simNode) {
+	t.Helper()
+	c = ownCase{newSim(t, 1, 3, dsm.Inode{Size: simSize, Spec: dsm.Spec{Mode: dsm.ModeVersioned}})}
+	home, x, y = c.nodes[0], c.nodes[1], c.nodes[2]
+	if held {
+		home.hold()
+	}
+	home.find()
+	if err := c.opens(home); err != nil {
+		t.Fatal(err)
+	}
+	c.publishes(home, 0, 1)
+	x.find()
+	x.openReader()
+	c.calm()
+	c.resize(0)
+	c.calm()
+	return c, home, x, y
+}
+
 // TestVersionOfNothing: the newest version of a versioned file is an empty one. The owner's daemon is killed, and the next one goes on as the owner. Nobody finds an older version than before.
 func TestVersionOfNothing(t *testing.T) {
 	for _, when := range []string{"not killed, and longer", "killed, and longer"} {
 		t.Run(when, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				c := ownCase{newSim(t, 1, 3, dsm.Inode{Size: simSize, Spec: dsm.Spec{Mode: dsm.ModeVersioned}})}
-				home, x, y := c.nodes[0], c.nodes[1], c.nodes[2]
-				home.hold()
-				home.find()
-				if err := c.opens(home); err != nil {
-					t.Fatal(err)
-				}
-				c.publishes(home, 0, 1)
-				x.find()
-				x.openReader()
-				c.calm()
-				c.resize(0)
-				c.calm()
+				c, home, x, y := emptied(t, true)
 				home.ask("publish", home.area.Publish, nil)
 				c.calm()
 				home.area.Close(true)
@@ -242,10 +242,8 @@ func TestVersionOfNothing(t *testing.T) {
 				c.calm()
 				time.Sleep(time.Minute)
 				c.calm()
-				{
-					c.resize(dsm.PageSize)
-					c.calm()
-				}
+				c.resize(dsm.PageSize)
+				c.calm()
 				for _, n := range []*simNode{x, y} {
 					n.find()
 					if n == y {
@@ -271,19 +269,7 @@ func TestOpenWhileEmpty(t *testing.T) {
 	for _, killed := range []bool{false, true} {
 		t.Run(fmt.Sprint(killed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				c := ownCase{newSim(t, 1, 3, dsm.Inode{Size: simSize, Spec: dsm.Spec{Mode: dsm.ModeVersioned}})}
-				home, x := c.nodes[0], c.nodes[1]
-				home.hold()
-				home.find()
-				if err := c.opens(home); err != nil {
-					t.Fatal(err)
-				}
-				c.publishes(home, 0, 1)
-				x.find()
-				x.openReader()
-				c.calm()
-				c.resize(0)
-				c.calm()
+				c, home, x, _ := emptied(t, true)
 				home.node.keepServed()
 				time.Sleep(time.Second)
 				if killed {
@@ -350,18 +336,7 @@ func TestHomeAnewWhileEmpty(t *testing.T) {
 	for _, anew := range []bool{false, true} {
 		t.Run(fmt.Sprint(anew), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				c := ownCase{newSim(t, 1, 3, dsm.Inode{Size: simSize, Spec: dsm.Spec{Mode: dsm.ModeVersioned}})}
-				home, x := c.nodes[0], c.nodes[1]
-				home.find()
-				if err := c.opens(home); err != nil {
-					t.Fatal(err)
-				}
-				c.publishes(home, 0, 1)
-				x.find()
-				x.openReader()
-				c.calm()
-				c.resize(0)
-				c.calm()
+				c, home, x, _ := emptied(t, false)
 				if anew {
 					c.changeView(func(v *dsm.View) { c.rowOf(v, 0).Epoch = v.Epoch })
 				}

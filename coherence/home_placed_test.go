@@ -21,14 +21,8 @@ func TestOfferedBeforeItIsServed(t *testing.T) {
 			n.open(true)
 		}
 		s.calm()
-		store := func(b byte) {
-			t.Helper()
-			if err := x.area.WriteAt(t.Context(), []byte{b}, 0); err != nil {
-				t.Fatal(err)
-			}
-			publish(x)
-		}
-		store(1)
+		put(t, x, 1)
+		publish(x)
 		s.calm()
 		home.area.step(func() { home.area.mu.mem.WorkingIsNewest() })
 		s.changeView(func(v *dsm.View) { // of a view in which the node has become the home the ledger is not written yet
@@ -56,7 +50,8 @@ func TestOfferedBeforeItIsServed(t *testing.T) {
 		if slot := s.slotOf(s.lastView(), 0); !y.node.slotReady(slot, s.lastView().Row(slot)) {
 			t.Fatal("it is not there")
 		}
-		store(2)
+		put(t, x, 2)
+		publish(x)
 		move()
 		y.area.mu.Lock()
 		merged := y.area.mu.mem.Home(0)[0]
@@ -142,9 +137,7 @@ func TestPlacedBeforeItHasResumed(t *testing.T) {
 		t.Run(where, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s, home, x, y := heldHome(t, dsm.Inode{Size: dsm.PageSize, Spec: dsm.Spec{Placement: dsm.PlaceOne}})
-				if err := x.area.WriteAt(t.Context(), []byte{5}, 0); err != nil {
-					t.Fatal(err)
-				}
+				put(t, x, 5)
 				publish(x)
 				s.calm()
 				for _, n := range s.nodes { // nobody has it open any more

@@ -25,22 +25,7 @@ func heldBesideHome(t *testing.T, ino dsm.Inode) (s *sim, home, n *simNode) {
 func (n *simNode) follow() {
 	s := n.sim
 	n.node.isKilled()
-	s.mu.Lock()
-	for i := range s.nodes {
-		if i == n.i {
-			continue
-		}
-		for _, l := range []link{{i, n.i}, {n.i, i}} {
-			for _, f := range s.net[l] {
-				if f.shared != nil {
-					f.shared.Release()
-				}
-			}
-			s.net[l] = []frame{{msg: sessionEnd{}}}
-		}
-		s.deaf[link{i, n.i}] = true
-	}
-	s.mu.Unlock()
+	s.endSessions(n)
 	n.newDaemon()
 	evicted := s.lastView().Members[n.i].Gone
 	s.changeView(func(v *dsm.View) { v.Members[n.i].Since, v.Members[n.i].Gone = v.Epoch, false })

@@ -47,11 +47,8 @@ func (s *sim) killAfter(n *simNode, keep func(sent int) int) {
 		}
 		to, from := link{i, n.i}, link{n.i, i}
 		k := keep(len(s.net[from]))
-		for _, f := range append(slices.Clone(s.net[to]), s.net[from][k:]...) {
-			if f.shared != nil {
-				f.shared.Release()
-			}
-		}
+		dropped(s.net[to])
+		dropped(s.net[from][k:])
 		delete(s.net, to)
 		delete(s.deaf, to)
 		delete(s.deaf, from)

@@ -179,6 +179,41 @@ func (s *sim) breakLink(k link) {
 	s.deaf[k] = true
 }
 
+// endSessions loses all that is under way to and from a node, whose daemon is killed. Both ends of its sessions hear of it.
+func (s *sim) endSessions(n *simNode) {
+	s.lose(n)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range s.nodes {
+		if i == n.i {
+			continue
+		}
+		s.net[link{i, n.i}], s.net[link{n.i, i}] = []frame{{msg: sessionEnd{}}}, []frame{{msg: sessionEnd{}}}
+		s.deaf[link{i, n.i}] = true
+	}
+}
+
+// lose drops all messages to and from a node.
+func (s *sim) lose(n *simNode) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for k := range s.net {
+		if k[0] == n.i || k[1] == n.i {
+			dropped(s.net[k])
+			s.net[k] = nil
+		}
+	}
+}
+
+// dropped gives back what lost messages have.
+func dropped(frames []frame) {
+	for _, f := range frames {
+		if f.shared != nil {
+			f.shared.Release()
+		}
+	}
+}
+
 // tellSender tells the sender of a broken link, if it was not told yet. A daemon is told when it has resumed.
 func (s *sim) tellSender(k link) {
 	if s.deaf[k] && !s.nodes[k[0]].down {

@@ -242,11 +242,8 @@ func (r *simRun) killDaemon(n *simNode, down ...*simNode) *killed {
 		}
 		to, from := link{i, n.i}, link{n.i, i}
 		arrive := r.rng.IntN(len(r.net[from]) + 1)
-		for _, f := range append(slices.Clone(r.net[to]), r.net[from][arrive:]...) {
-			if f.shared != nil {
-				f.shared.Release()
-			}
-		}
+		dropped(r.net[to])
+		dropped(r.net[from][arrive:])
 		r.net[to] = []frame{{msg: sessionEnd{}}}
 		r.net[from] = append(slices.Clip(r.net[from][:arrive]), frame{msg: sessionEnd{}})
 		r.deaf[to] = true

@@ -265,11 +265,7 @@ func (r *pathRun) moveOn() {
 // lose breaks the session of a link, with all but the first messages that are under way.
 func (r *pathRun) lose(k link, keep int) {
 	r.breaks++
-	for _, f := range r.net[k][keep:] {
-		if f.shared != nil {
-			f.shared.Release()
-		}
-	}
+	dropped(r.net[k][keep:])
 	r.net[k] = append(slices.Clip(r.net[k][:keep]), frame{msg: sessionEnd{}})
 	r.deaf[k] = true
 }

@@ -52,22 +52,6 @@ func (c ownCase) ousts(n *simNode, left ...string) (next *simNode) {
 	return c.nodes[c.owner(0)]
 }
 
-// lose drops all messages to and from a node.
-func (s *sim) lose(n *simNode) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for k := range s.net {
-		if k[0] == n.i || k[1] == n.i {
-			for _, f := range s.net[k] {
-				if f.shared != nil {
-					f.shared.Release()
-				}
-			}
-			s.net[k] = nil
-		}
-	}
-}
-
 // returns has an evicted node join again, over new connections.
 func (c ownCase) returns(n *simNode) {
 	c.comesBack(n)
@@ -220,12 +204,8 @@ func TestFencedBeforeHandlesAreOpen(t *testing.T) {
 		next := c.ousts(n)
 		c.takesOver(next, 2*dsm.PageSize, 7)
 		for daemon := range 2 {
+			c.endSessions(n)
 			c.mu.Lock()
-			for _, o := range c.nodes[1:] {
-				c.net[link{o.i, n.i}] = []frame{{msg: sessionEnd{}}}
-				c.net[link{n.i, o.i}] = []frame{{msg: sessionEnd{}}}
-				c.deaf[link{o.i, n.i}] = true
-			}
 			n.dead, n.away, n.cut = false, false, false
 			c.mu.Unlock()
 			n.newDaemon()
@@ -328,11 +308,8 @@ func evictedDaemon(t *testing.T, do func(c ownCase, n *simNode)) (ownCase, *simN
 	dead(true)
 	next := c.ousts(n, "publish")
 	c.takesOver(next, 2*dsm.PageSize, 7, "publish")
+	c.endSessions(n)
 	c.mu.Lock()
-	for _, o := range c.nodes[1:] {
-		c.net[link{o.i, n.i}], c.net[link{n.i, o.i}] = []frame{{msg: sessionEnd{}}}, []frame{{msg: sessionEnd{}}}
-		c.deaf[link{o.i, n.i}] = true
-	}
 	n.away, n.cut = false, false
 	c.mu.Unlock()
 	dead(false)
