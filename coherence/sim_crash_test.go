@@ -75,7 +75,7 @@ func (s *sim) loses(n *simNode) bool {
 			return true
 		}
 		// It may have arrived there: then only a backup has it, too.
-		if !slices.ContainsFunc(row.Backups[:], func(b dsm.Backup) bool { return b.InSync && !v.IsGone(b.Node) }) {
+		if !isBacked(v, *row) {
 			return true
 		}
 	}

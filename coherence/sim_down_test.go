@@ -28,8 +28,13 @@ func (s *sim) goesBack(v *dsm.View, n *simNode) bool {
 		left[sl] = ledger.Has(v, n.id, sl, shares)
 	}
 	for sl, row := range v.Rows() { // as in catalog/back.go
-		before := row.Holder()
-		if has := row.Withdraw(v, n.id, left[sl]); bytes[sl] && (!has || row.Holder() != before && v.IsGone(row.Holder())) { // or it was sent to a node that is evicted, and nobody has it until that is back
+		before := *row
+		has := row.Withdraw(v, n.id, left[sl])
+		switch {
+		case !bytes[sl]:
+		case !has, row.Holder() != before.Holder() && v.IsGone(row.Holder()): // it was sent to a node that is evicted, and nobody has it until that is back
+			return false
+		case row.Source != 0 && v.IsGone(row.Primary) && before.BackupOf(n.id) >= 0 && !isBacked(v, *row): // perhaps it was, and this was the only backup of it
 			return false
 		}
 	}
@@ -37,6 +42,9 @@ func (s *sim) goesBack(v *dsm.View, n *simNode) bool {
 	s.assign(v)
 	return true
 }
+
+// isBacked reports whether a backup in sync could take over.
+func isBacked(v *dsm.View, row dsm.SlotHome) bool { return row.TakeOver(v) }
 
 // allGoBack reports whether all of these nodes can come back, in any order.
 func (s *sim) allGoBack(list []*simNode) bool {
