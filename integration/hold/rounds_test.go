@@ -220,7 +220,8 @@ print(want, all([(x == w).all() for x, w in zip(of, want)]), [(int(x.min()), int
 	}
 }
 
-// TestAccumulatedOverKilledMembers: programs of three nodes accumulate, each 1 for a round, and the daemon of one is killed at any moment. Each round has what those have accumulated that it names, and nothing else.
+// TestAccumulatedOverKilledMembers: programs of three nodes accumulate, each 1 for a round, and the daemon of one is killed at any moment. Each round has what those have accumulated that it names, and nothing else. The other two go on until that one is done:
+// it could not join again without them.
 func TestAccumulatedOverKilledMembers(t *testing.T) {
 	rnd := seeded(t)
 	root, err := harness.Root()
@@ -235,13 +236,15 @@ func TestAccumulatedOverKilledMembers(t *testing.T) {
 sys.path.insert(0, %q)
 import dsmfs
 import numpy as np
-mine, rounds, elements = %d, %d, %d
-if mine == 2:
-    rounds = %d
+mine, rounds, fewer, elements = %d, %d, %d, %d
+def goes_on():
+    if mine == 2:
+        return i < fewer
+    return i < rounds or not os.path.exists(mnt + '/done')
 a, b = [dsmfs.open(mnt + '/parts%%d' %% k, 'r', dtype='<i8') for k in range(2)]
 ones = np.ones(elements, '<i8')
-g, before, was = None, 0, 0
-for i in range(rounds):
+g, was, i = None, 0, 0
+while goes_on():
     while True:
         try:
             if g is None:
@@ -258,7 +261,9 @@ for i in range(rounds):
     if was is not None:
         assert now[0] == was + len(meeting.members), (now, was, meeting)
     was = now[0]
-print(was)
-`, filepath.Join(root, "pybind"), slices.Index(nodes, n), rounds, elements, fewer)
+    i += 1
+if mine == 2:
+    open(mnt + '/done', 'w').close()
+`, filepath.Join(root, "pybind"), slices.Index(nodes, n), rounds, fewer, elements)
 	})
 }
