@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
@@ -121,11 +120,12 @@ func TestEvictedWhileItJoins(t *testing.T) {
 	}
 }
 
-// deaf is the Caller of a node of which one address answers nothing more once it has admitted the node.
+// deaf is the Caller of a node of which one address answers nothing more once it has admitted the node. Who asks it then gives up.
 type deaf struct {
 	Caller
-	addr string
-	dead bool
+	addr   string
+	dead   bool
+	giveUp func()
 }
 
 func (c *deaf) Call(ctx context.Context, addr string, req any) (any, error) {
@@ -133,6 +133,7 @@ func (c *deaf) Call(ctx context.Context, addr string, req any) (any, error) {
 		return c.Caller.Call(ctx, addr, req)
 	}
 	if c.dead {
+		c.giveUp()
 		return nil, errs.E(errs.Unavailable, "connect", "connection refused")
 	}
 	c.dead = true
@@ -154,9 +155,9 @@ func TestEvictedBeforeTheNextAddress(t *testing.T) {
 	}
 	x := start(t, "x")
 	t.Cleanup(x.streams.shutDoor())
-	x.via.use(&deaf{Caller: x.net, addr: via.self.Addr})
-	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	ctx, cancel := context.WithCancel(patient(t))
 	defer cancel()
+	x.via.use(&deaf{Caller: x.net, addr: via.self.Addr, giveUp: cancel})
 	if err := x.Join(ctx, via.self.Addr); err == nil {
 		t.Fatal("it has joined")
 	}
