@@ -157,11 +157,13 @@ func (t *Attachment) open(write bool, file *pages.HeldFile) (f *os.File, err err
 	write = write && !t.mount
 	err = &errs.Error{Op: "attach", Area: a.id, Kind: errs.NotExist}
 	a.step(func() {
-		switch {
-		case !t.write && a.versionedLocked():
-			f, err = a.mu.mem.OpenBase()
+		switch which := a.mapsLocked(t.write); {
+		case which == pages.BaseCopy:
+			if err = a.mu.mem.TakeFile(which, file); err == nil {
+				f, err = a.mu.mem.OpenBase()
+			}
 		case t.draft == nil:
-			if err = a.mu.mem.TakeFile(file); err == nil {
+			if err = a.mu.mem.TakeFile(which, file); err == nil {
 				f, err = a.mu.mem.OpenWorking(write || a.mu.replica.demand)
 			}
 		case slices.Contains(a.mu.drafts, t.draft):

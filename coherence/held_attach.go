@@ -11,7 +11,8 @@ import (
 )
 
 // Programs that attach to an area of a node that is held go on to store when the daemon is killed. The next one has both copies: the memfd that they have mapped, and the base. What
-// differs is what they have stored. Where a page was just being merged, the merge goes on where it was (pages.Area.MergeShared). So it is with drafts, which
+// differs is what they have stored. Programs that read a versioned area have the base mapped. Nobody changes it between the two daemons; the header page that they have says that the first one has ended, so they do not take for whole what the next one puts
+// in place. Where a page was just being merged, the merge goes on where it was (pages.Area.MergeShared). So it is with drafts, which
 // are there as they were, too (pages.Area.Refresh). So it is with what a WRITE of the kernel brings (pages.Cached.Wrote).
 
 // heldFile returns the file that the working copy is to move into, or that a new draft of the program gets, before the program has it. It returns nil if nothing is held, or none is needed. All pages
@@ -22,13 +23,15 @@ func (a *Area) heldFile(ctx context.Context, program int, write bool) (*pages.He
 		return nil, nil
 	}
 	var err error
-	wants := false
+	wants, which := false, pages.WorkingCopy
 	a.note(func() {
 		if err = a.heldRefusalLocked(program, write); err != nil || a.mu.mem == nil {
 			return
 		}
-		d := a.hasDraftLocked(program)
-		wants = d == nil && (a.wantsDraftLocked(program, write) || a.mu.mem.WantsFile())
+		if which = a.mapsLocked(write); which == pages.WorkingCopy && a.hasDraftLocked(program) != nil {
+			return
+		}
+		wants = a.wantsDraftLocked(program, write) || a.mu.mem.WantsFile(which)
 	})
 	if err == nil { // what programs see must stay, also if they only read
 		err = a.awaitAllHere(ctx)
@@ -36,9 +39,9 @@ func (a *Area) heldFile(ctx context.Context, program int, write bool) (*pages.He
 	if err != nil || !wants {
 		return nil, err
 	}
-	file, err := store.NewFile(a.id)
+	file, err := store.NewFile(a.id, which)
 	if err == nil {
-		err = a.moveAhead(ctx, program, write, file)
+		err = a.moveAhead(ctx, program, write, which, file)
 	}
 	if err != nil {
 		a.giveUp(file)
@@ -47,8 +50,16 @@ func (a *Area) heldFile(ctx context.Context, program int, write bool) (*pages.He
 	return file, nil
 }
 
-// moveAhead copies a large working copy to the file that it is about to move into.
-func (a *Area) moveAhead(ctx context.Context, program int, write bool, file *pages.HeldFile) (err error) {
+// mapsLocked returns which copy a program maps that has no draft.
+func (a *Area) mapsLocked(write bool) pages.Copy {
+	if a.versionedLocked() && !write {
+		return pages.BaseCopy
+	}
+	return pages.WorkingCopy
+}
+
+// moveAhead copies a large copy to the file that it is about to move into.
+func (a *Area) moveAhead(ctx context.Context, program int, write bool, which pages.Copy, file *pages.HeldFile) (err error) {
 	steps := 0
 	for more := true; more && err == nil; steps++ {
 		more = false // also ends if the area is gone
@@ -57,12 +68,12 @@ func (a *Area) moveAhead(ctx context.Context, program int, write bool, file *pag
 			if a.wantsDraftLocked(program, write) || a.mu.mem == nil {
 				return
 			}
-			if more, another, err = a.mu.mem.MoveAhead(file, draftBatch); steps > 2*int(a.mu.ino.Size/dsm.PageSize/draftBatch)+1 {
+			if more, another, err = a.mu.mem.MoveAhead(which, file, draftBatch); steps > 2*int(a.mu.ino.Size/dsm.PageSize/draftBatch)+1 {
 				more = false // programs store faster than it is copied: what is left is copied at once
 			}
 		})
 		if another {
-			err = a.await(ctx, "attach", func() bool { return a.mu.mem == nil || !a.mu.mem.Moves() })
+			err = a.await(ctx, "attach", func() bool { return a.mu.mem == nil || !a.mu.mem.Moves(which) })
 			more = true
 		}
 	}
@@ -109,8 +120,6 @@ func (a *Area) heldRefusalLocked(program int, write bool) error {
 		return nil // exclusiveLocked may refuse it yet
 	case program == dsm.ByMount:
 		why = "a file with access=direct"
-	case a.versionedLocked() && !write: // it gets the base copy, and a line that is odd while that changes
-		why = "a versioned file for reading"
 	case a.mu.replica.demand || a.mu.ino.Spec.Residency == dsm.ResidencyDemand:
 		why = "a file with pages on demand"
 	case draft && a.sharedLocked(), write && !draft && len(a.mu.drafts) > 0:
@@ -139,7 +148,7 @@ func (a *Area) endsWithDaemonLocked(why string) {
 func (a *Area) attachable() bool {
 	is := false
 	a.note(func() {
-		is = a.mu.mem != nil && a.mu.replica.subscribed && (a.mu.mem.Filed() || len(a.mu.drafts) > 0 || a.versionedLocked())
+		is = a.mu.mem != nil && a.mu.replica.subscribed && (a.mu.mem.Filed(pages.WorkingCopy) || len(a.mu.drafts) > 0 || a.versionedLocked())
 	})
 	return is
 }
@@ -184,7 +193,7 @@ func (a *Area) Reattach(program int, write bool, memory uint64) (*Attachment, *o
 		if t.draft != nil && !t.draft.mem.Is(memory) {
 			t.draft = nil
 		}
-		if !r.subscribed || r.demand || a.versionedLocked() && !write || t.draft == nil && !a.mu.mem.WorkingIs(memory) {
+		if !r.subscribed || r.demand || t.draft == nil && !a.mu.mem.Is(a.mapsLocked(write), memory) {
 			err = errs.E(errs.StaleGen, "attach", "the memory that the program has mapped is not that of this node any more")
 			return
 		}

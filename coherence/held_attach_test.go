@@ -209,14 +209,10 @@ func TestHeldAttachmentsThatEnd(t *testing.T) {
 		program int
 	}{
 		"on demand": {dsm.Spec{Residency: dsm.ResidencyDemand}, 77},
-		"versioned": {dsm.Spec{Mode: dsm.ModeVersioned}, 77},
 		"direct":    {dsm.Spec{}, dsm.ByMount},
 	} {
 		for _, mayEnd := range []bool{false, true} {
 			ino := dsm.Inode{Size: dsm.PageSize, Spec: c.spec}
-			if c.spec.Mode == dsm.ModeVersioned {
-				ino.Size = 0
-			}
 			s := newSim(t, 1, 2, ino)
 			n := s.nodes[1]
 			why := ""
@@ -226,9 +222,6 @@ func TestHeldAttachmentsThatEnd(t *testing.T) {
 			s.drain()
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			for _, write := range []bool{false, true} {
-				if write && what == "versioned" {
-					continue // a node must own it first
-				}
 				at, f, err := n.area.Attach(ctx, c.program, write)
 				if !mayEnd {
 					if !errs.Is(err, errs.Unsupported) {

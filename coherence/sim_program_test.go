@@ -19,7 +19,8 @@ type simProgram struct {
 	at          *Attachment // nil: the page cache
 	reads       *Attachment // for reading; the process may have it longer than the other one
 	id          int         // of the process
-	memory      *os.File    // that it maps, if the node is held
+	memory      *os.File    // that it maps
+	shown       *os.File    // likewise, that of reads
 	untrack     func()      // ends the tracking of its mapping
 	found       map[dsm.PageIndex]bool
 	temporaries *temporaries // that it has loaded and not stored back
@@ -69,11 +70,15 @@ func (n *simNode) attach() {
 		return
 	}
 	s.lastProgram++
+	if s.whole && n.held != nil && s.rng.IntN(2) == 0 {
+		n.attachToRead()
+		return
+	}
 	id, compare := s.lastProgram, s.rng.IntN(3) == 0
 	if !s.careful && n.held == nil && s.rng.IntN(2) == 0 && n.ino.Spec.Residency != dsm.ResidencyDemand {
 		id = dsm.ByMount // which shares the working copy
 	}
-	reads := id != dsm.ByMount && s.rng.IntN(2) == 0 && !(s.whole && n.held != nil)
+	reads := id != dsm.ByMount && s.rng.IntN(2) == 0
 	prog := &simProgram{id: id, found: make(map[dsm.PageIndex]bool)}
 	n.enter("attach", func(ctx context.Context) error {
 		t, f, err := n.attachAs(ctx, id, true)
@@ -81,21 +86,14 @@ func (n *simNode) attach() {
 			return err
 		}
 		if reads {
-			var g *os.File
-			if prog.reads, g, err = n.attachAs(ctx, id, false); err == nil {
-				err = g.Close()
-			}
-			if err != nil {
+			if prog.reads, prog.shown, err = n.attachAs(ctx, id, false); err != nil {
 				t.Detach()
 				t.area.Close(false)
 				return errors.Join(err, f.Close())
 			}
 		}
-		if prog.at = t; n.held != nil {
-			prog.memory = f
-			return nil
-		}
-		return f.Close()
+		prog.at, prog.memory = t, f
+		return nil
 	}, func() {
 		var source pages.Source = prog
 		if compare {
@@ -104,6 +102,18 @@ func (n *simNode) attach() {
 		prog.untrack = prog.at.Track(source, 0, n.sim.fullSize())
 		n.attached = append(n.attached, prog)
 	})
+}
+
+// attachToRead has one more program map the published bytes of a versioned area.
+func (n *simNode) attachToRead() {
+	if len(n.reading) > 1 {
+		return
+	}
+	prog := &simProgram{id: n.sim.lastProgram}
+	n.enter("attach to read", func(ctx context.Context) (err error) {
+		prog.reads, prog.shown, err = n.attachAs(ctx, prog.id, false)
+		return err
+	}, func() { n.reading = append(n.reading, prog) })
 }
 
 // attachAs opens the area, and has a process attach it.
@@ -224,8 +234,11 @@ func (n *simNode) leaveReading(prog *simProgram) {
 }
 
 func (n *simNode) closeMemory(prog *simProgram) {
-	if prog.memory != nil {
-		if err := prog.memory.Close(); err != nil {
+	for _, f := range []*os.File{prog.memory, prog.shown} {
+		if f == nil {
+			continue
+		}
+		if err := f.Close(); err != nil {
 			n.sim.t.Fatal(err)
 		}
 	}

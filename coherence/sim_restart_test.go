@@ -351,16 +351,20 @@ func (r *simRun) storeMeanwhile(n *simNode) {
 
 // attachAgain takes over what a program has attached. What it stores is to be found by comparing from now on.
 func (n *simNode) attachAgain(prog *simProgram, write bool) *Attachment {
+	f := prog.memory
+	if !write {
+		f = prog.shown
+	}
 	var st unix.Stat_t
-	err := unix.Fstat(int(prog.memory.Fd()), &st)
+	err := unix.Fstat(int(f.Fd()), &st)
 	if err != nil {
 		n.sim.t.Fatal(err)
 	}
-	t, f, err := n.area.Reattach(prog.id, write, st.Ino)
+	t, g, err := n.area.Reattach(prog.id, write, st.Ino)
 	if err != nil {
 		n.sim.t.Fatal(err)
 	}
-	if err := f.Close(); err != nil {
+	if err := g.Close(); err != nil {
 		n.sim.t.Fatal(err)
 	}
 	return t

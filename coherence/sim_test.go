@@ -286,10 +286,11 @@ func (r *simRun) checkDirectory() {
 // checkDrafts: at rest every draft has what the working copy has.
 func (n *simNode) checkDrafts() {
 	for _, prog := range slices.Concat(n.attached, n.reading) {
-		d := prog.at.draft
+		at := prog.at
 		if prog.reads != nil { // the other attachment may be over, and its daemon too
-			d = prog.reads.draft
+			at = prog.reads
 		}
+		d := at.draft
 		if d == nil {
 			continue
 		}

@@ -110,6 +110,24 @@ func (r *simRun) checkMarks(n *simNode) {
 		a.mu.Lock()
 		r.t.FailNow()
 	}
+	for _, prog := range slices.Concat(n.attached, n.reading) {
+		if prog.reads != nil {
+			r.checkShown(n, prog, got)
+		}
+	}
+}
+
+// checkShown checks that the memory which a program has attached to read has the marks of a version.
+func (r *simRun) checkShown(n *simNode, prog *simProgram, want []uint32) {
+	for i, p := range r.hotPages() {
+		var b [4]byte
+		if _, err := prog.shown.ReadAt(b[:], int64(p)*dsm.PageSize); err != nil {
+			r.t.Fatal(err)
+		}
+		if got := binary.LittleEndian.Uint32(b[:]); got != want[i] {
+			r.t.Fatalf("node %d: what program %d has attached to read has the mark %d in page %d, want %d", n.i, prog.id, got, p, want[i])
+		}
+	}
 }
 
 // retainRule changes how many versions are retained.

@@ -39,9 +39,6 @@ func (d *Draft) Program() int { return int(d.kept.record.Program().Load()) }
 // Is reports whether the memory of the draft has an inode number.
 func (d *Draft) Is(memory uint64) bool { return d.memory.is(memory) }
 
-// WorkingIs reports whether the working copy is a memfd with an inode number.
-func (a *Area) WorkingIs(memory uint64) bool { return a.working.is(memory) }
-
 func (c *areaCopy) is(memory uint64) bool {
 	if c.fd < 0 {
 		return false

@@ -22,7 +22,7 @@ func newHeldDraft(t *testing.T, k merge.Kernel, size int64) *heldDraft {
 	h := &heldDraft{heldProgram: newHeldProgram(t, size)}
 	h.k = k
 	h.c.SetShared(false) // nobody stores to the working copy
-	file, err := h.a.kept.store.NewFile(5)
+	file, err := h.a.kept.store.NewFile(5, WorkingCopy)
 	h.must(err)
 	h.d, err = h.a.NewDraft(9, file)
 	h.must(err)

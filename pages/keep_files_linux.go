@@ -2,7 +2,6 @@ package pages
 
 import (
 	"errors"
-	"fmt"
 	"math"
 	"os"
 
@@ -14,9 +13,27 @@ import (
 	"github.com/dsmfs/dsmfs/internal/uffd"
 )
 
-// A program that attaches must not get the file of the Keep, which has everything. So the working copy moves into a memfd of its own first, a HeldFile. The holder has that
+// A program that attaches must not get the file of the Keep, which has everything. So the copy that it maps moves into a memfd of its own first, a HeldFile. The holder has that
 // before the copy is in it, and the record names it after that: at each moment the record names a copy that is whole. It stays where it is until
-// the replica ends. A memfd that no record names, because the daemon was killed in between, is dropped by the next one.
+// the copy ends. A memfd that no record names, because the daemon was killed in between, is dropped by the next one.
+
+// Copy is one of the two copies of an area that programs map.
+type Copy int
+
+const (
+	WorkingCopy Copy = iota
+	BaseCopy         // of a versioned area, for programs that only read
+)
+
+// suffixes are those of the names of copies.
+var suffixes = map[Copy]string{WorkingCopy: "w", BaseCopy: "b"}
+
+func (a *Area) of(which Copy) *areaCopy {
+	if which == BaseCopy {
+		return a.base
+	}
+	return a.working
+}
 
 // ownFile is the bit of a place that says that the rest is the number of a HeldFile.
 const ownFile = 1 << 62
@@ -32,12 +49,12 @@ type HeldFile struct {
 	number uint64
 }
 
-// NewFile makes a memfd for the working copy of an area. It asks the holder, so the caller has no lock.
-func (s *Keep) NewFile(id dsm.AreaID) (*HeldFile, error) {
+// NewFile makes a memfd for a copy of an area, or for a draft. It asks the holder, so the caller has no lock.
+func (s *Keep) NewFile(id dsm.AreaID, which Copy) (*HeldFile, error) {
 	if s.files == nil {
 		return nil, errs.E(errs.Unsupported, "open memory", "programs cannot attach here")
 	}
-	fd, err := newFile(fmt.Sprintf("dsmfs:%d:w", id))
+	fd, err := newFile(newCopy(id, suffixes[which], false).String())
 	if err != nil {
 		return nil, err
 	}
@@ -116,12 +133,12 @@ func (m *moving) restart() {
 	}
 }
 
-// MoveAhead copies up to n pages of the working copy to the file to which TakeFile will move it, and reports whether more are left than that. Between the calls others may change it. another says that
+// MoveAhead copies up to n pages of a copy to the file to which TakeFile will move it, and reports whether more are left than that. Between the calls others may change it. another says that
 // it is being copied to another file.
-func (a *Area) MoveAhead(f *HeldFile, n int) (more, another bool, err error) {
-	c := a.working
+func (a *Area) MoveAhead(which Copy, f *HeldFile, n int) (more, another bool, err error) {
+	c := a.of(which)
 	switch {
-	case f == nil || !a.WantsFile() || c.len < moveAhead:
+	case f == nil || !a.WantsFile(which) || c.len < moveAhead:
 		return false, false, nil
 	case c.moving != nil && c.moving.file != f:
 		return false, true, nil
@@ -174,14 +191,16 @@ func (m *moving) end() {
 	}
 }
 
-// Moves reports whether the working copy is being copied to a file.
-func (a *Area) Moves() bool { return a.working.moving != nil }
+// Moves reports whether a copy is being copied to a file.
+func (a *Area) Moves(which Copy) bool { return a.of(which).moving != nil }
 
 // StayPut ends MoveAhead without TakeFile.
 func (a *Area) StayPut(f *HeldFile) {
-	if m := a.working.moving; m != nil && m.file == f {
-		m.end()
-		a.working.moving = nil
+	for _, c := range []*areaCopy{a.working, a.base} {
+		if m := c.moving; m != nil && m.file == f {
+			m.end()
+			c.moving = nil
+		}
 	}
 }
 
@@ -193,15 +212,15 @@ func (c *areaCopy) file() *HeldFile {
 	return &HeldFile{c.kept.store.files, c.fd, c.number}
 }
 
-// WantsFile reports whether the working copy must get a HeldFile before a program can have it.
-func (a *Area) WantsFile() bool { return a.Outlives() && a.working.fd < 0 }
+// WantsFile reports whether a copy must get a HeldFile before a program can have it.
+func (a *Area) WantsFile(which Copy) bool { return a.Outlives() && a.of(which).fd < 0 }
 
-// TakeFile moves the working copy into a file, unless it is in one. After an error it is where it was.
-func (a *Area) TakeFile(f *HeldFile) error {
-	if !a.WantsFile() || f == nil {
+// TakeFile moves a copy into a file, unless it is in one. After an error it is where it was.
+func (a *Area) TakeFile(which Copy, f *HeldFile) error {
+	if !a.WantsFile(which) || f == nil {
 		return nil
 	}
-	c := a.working
+	c := a.of(which)
 	if m := c.moving; m != nil && (m.file != f || m.again) {
 		m.end()
 		c.moving = nil
@@ -221,12 +240,15 @@ func (a *Area) TakeFile(f *HeldFile) error {
 	return a.failed("open", err)
 }
 
-// Filed reports whether programs may have the working copy: it is a memfd.
-func (a *Area) Filed() bool { return a.working.fd >= 0 }
+// Filed reports whether programs may have a copy: it is a memfd.
+func (a *Area) Filed(which Copy) bool { return a.of(which).fd >= 0 }
 
-// Attached reports whether programs may have memory of the area: its working copy is in a memfd, or there are drafts.
+// Is reports whether a copy is a memfd with an inode number.
+func (a *Area) Is(which Copy, memory uint64) bool { return a.of(which).is(memory) }
+
+// Attached reports whether programs may have memory of the area: one of its copies is in a memfd, or there are drafts.
 func (l Left) Attached() bool {
-	return isFile(int64(l.k.record.Working.Load())) || len(l.k.store.drafts[l.ID]) > 0
+	return isFile(int64(l.k.record.Working.Load())) || isFile(int64(l.k.record.Base.Load())) || len(l.k.store.drafts[l.ID]) > 0
 }
 
 // adoptFile makes the copy what an earlier daemon has left in a file. Its bytes from size on are zero.

@@ -58,9 +58,9 @@ func newHeldProgram(t *testing.T, size int64) *heldProgram {
 		copy(h.a.Working(p), fill(byte(p) + 1)[:min(dsm.PageSize, size-int64(p)*dsm.PageSize)])
 		h.a.SetBase(p, h.a.Working(p))
 	}
-	file, err := s.NewFile(5)
+	file, err := s.NewFile(5, WorkingCopy)
 	h.must(err)
-	h.must(h.a.TakeFile(file))
+	h.must(h.a.TakeFile(WorkingCopy, file))
 	h.must(file.Close()) // the copy has it
 	f, err := h.a.OpenWorking(true)
 	h.must(err)
@@ -116,8 +116,8 @@ func TestProgramsKeepTheirMemory(t *testing.T) {
 			if h.mem[2*dsm.PageSize] != 50+i {
 				t.Errorf("daemon %d: the program has other memory", i)
 			}
-			if !h.a.Sealed() || h.a.WantsFile() {
-				t.Errorf("daemon %d: sealed %v, wants a file %v", i, h.a.Sealed(), h.a.WantsFile())
+			if !h.a.Sealed() || h.a.WantsFile(WorkingCopy) {
+				t.Errorf("daemon %d: sealed %v, wants a file %v", i, h.a.Sealed(), h.a.WantsFile(WorkingCopy))
 			}
 		}
 		h.size = 2*dsm.PageSize + 3
@@ -135,10 +135,75 @@ func TestProgramsKeepTheirMemory(t *testing.T) {
 	}
 }
 
-// TestKilledWhileACopyMoves: the daemon is killed before, while and after the working copy moves into a file. The next one has all bytes, and the holder no file that nothing names.
+// TestReadersKeepTheBase: what a program has mapped to read is the base of the daemons that follow, until nobody needs it any more: also of one that takes no working copy over.
+func TestReadersKeepTheBase(t *testing.T) {
+	for _, n := range []int64{5*dsm.PageSize + 100, 5*dsm.PageSize + 100 + smallCopy} {
+		h := newHeldProgram(t, n)
+		file, err := h.keep().NewFile(5, BaseCopy)
+		h.must(err)
+		h.must(h.a.TakeFile(BaseCopy, file))
+		h.must(file.Close()) // the copy has it
+		f, err := h.a.OpenBase()
+		h.must(err)
+		if _, err := unix.Mmap(int(f.Fd()), 0, dsm.PageSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err == nil {
+			t.Error("a program that reads can store")
+		}
+		seen, err := unix.Mmap(int(f.Fd()), 0, int(wholePages(n)), unix.PROT_READ, unix.MAP_SHARED)
+		h.must(err)
+		var st unix.Stat_t
+		h.must(unix.Fstat(int(f.Fd()), &st))
+		h.must(f.Close())
+		look := func(p dsm.PageIndex, want byte) {
+			t.Helper()
+			if got := seen[int64(p)*dsm.PageSize+9]; got != want || h.a.Base(p)[9] != want {
+				t.Errorf("page %d is %d to the program, and %d in the base, want %d", p, got, h.a.Base(p)[9], want)
+			}
+		}
+		for i := range byte(3) {
+			h.a.SetBase(3, fill(100+i))
+			h.mem[3*dsm.PageSize+9] = 150 + i // what others store is not published
+			h.next()
+			look(2, 3)
+			look(3, 100+i)
+			h.a.SetBase(2, fill(200+i))
+			look(2, 200+i)
+			h.a.SetBase(2, fill(3))
+			if !h.a.Is(BaseCopy, st.Ino) || h.a.Is(WorkingCopy, st.Ino) || h.a.WantsFile(BaseCopy) || h.files() != 2 {
+				t.Errorf("daemon %d: the base is another memfd, or the holder has %d files", i, h.files())
+			}
+		}
+		in := make(map[dsm.PageIndex]bool)
+		h.a.Data(func(p dsm.PageIndex) { in[p] = true })
+		if pages := int(wholePages(n) / dsm.PageSize); len(in) != pages {
+			t.Errorf("%d pages have data, want %d", len(in), pages)
+		}
+		p := dsm.PageIndex(wholePages(n) / dsm.PageSize) // killed when only the working copy had grown
+		h.must(h.a.working.reserve(int64(p+1) * dsm.PageSize))
+		h.must(h.a.working.resize(int64(p+1) * dsm.PageSize))
+		copy(h.a.working.page(p), fill(77))
+		left := h.keep().Areas()[0]
+		n = int64(p+1) * dsm.PageSize
+		h.a, err = left.Take(n, n) // no program stores to it any more
+		h.must(err)
+		if got := h.a.Base(p)[9]; got != 77 {
+			t.Errorf("what had grown is %d", got)
+		}
+		look(3, 152)
+		look(2, 3)
+		if h.files() != 1 {
+			t.Errorf("the holder has %d files when there is no working copy", h.files())
+		}
+		h.must(h.a.Close())
+		if h.files() != 0 {
+			t.Errorf("the holder has %d files in the end", h.files())
+		}
+	}
+}
+
+// TestKilledWhileACopyMoves: the daemon is killed before, while and after a copy moves into a file. The next one has all bytes, and the holder no file that nothing names.
 func TestKilledWhileACopyMoves(t *testing.T) {
 	const size = 3 * dsm.PageSize
-	for step := range 3 {
+	for step := range 6 {
 		m, err := hold.Create()
 		if err != nil {
 			t.Fatal(err)
@@ -146,16 +211,21 @@ func TestKilledWhileACopyMoves(t *testing.T) {
 		h := &heldProgram{t: t, m: m, shelf: hold.NewShelf(), size: size}
 		s := h.keep()
 		h.a, h.c = beginHeld(t, s, size)
-		copy(h.a.Working(1), fill(7))
-		copy(h.a.working.page(2), fill(8))
-		file, err := s.NewFile(5)
+		which, record := Copy(step/3), h.a.kept.record.Working
+		if which == BaseCopy {
+			record = h.a.kept.record.Base
+		}
+		step %= 3
+		copy(h.a.of(which).page(1), fill(7))
+		copy(h.a.of(which).page(2), fill(8))
+		file, err := s.NewFile(5, which)
 		h.must(err)
-		place := h.a.kept.record.Working.Load()
+		place := record.Load()
 		if step > 0 {
-			h.must(h.a.TakeFile(file))
+			h.must(h.a.TakeFile(which, file))
 		}
 		if step == 1 { // the bytes are in the file, and the record does not say so yet
-			h.a.kept.record.Working.Store(place)
+			record.Store(place)
 			copy(h.keepBytes(place), fill(7)) // they were there until it did
 		}
 		left := h.keep().Areas()[0]
@@ -167,8 +237,8 @@ func TestKilledWhileACopyMoves(t *testing.T) {
 		}
 		a, _, err := left.TakeBoth(mustKernel(t, dsm.MergeLast, dsm.DTypeAuto, 0), size, size)
 		h.must(err)
-		if a.Working(1)[9] != 7 {
-			t.Errorf("step %d: the page has %d", step, a.Working(1)[9])
+		if got := a.of(which).page(1)[9]; got != 7 {
+			t.Errorf("step %d: the page has %d", step, got)
 		}
 	}
 }
@@ -237,7 +307,8 @@ func TestFileIsNotThere(t *testing.T) {
 // TestMovesWhileItChanges: a large copy moves bit by bit, while pages are stored to, freed, cut off and added. In the end the file has what the copy had.
 func TestMovesWhileItChanges(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	for range 20 {
+	for round := range 20 {
+		which := Copy(round % 2)
 		m, err := hold.Create()
 		if err != nil {
 			t.Fatal(err)
@@ -246,29 +317,30 @@ func TestMovesWhileItChanges(t *testing.T) {
 		s := h.keep()
 		h.a, h.c = beginHeld(t, s, h.size)
 		want := make([]byte, 2*h.size)
+		mem := func(p dsm.PageIndex) []byte { return h.a.of(which).page(p) }
 		store := func() {
 			p := dsm.PageIndex(rng.IntN(int(wholePages(h.size) / dsm.PageSize)))
 			if p > 20 && rng.IntN(2) == 0 {
 				p = p % 20
 			}
-			n := copy(h.a.Working(p)[:h.c.within(p)], fill(byte(1+rng.IntN(250))))
-			copy(want[int64(p)*dsm.PageSize:], h.a.Working(p)[:n])
+			n := copy(mem(p)[:h.c.within(p)], fill(byte(1+rng.IntN(250))))
+			copy(want[int64(p)*dsm.PageSize:], mem(p)[:n])
 		}
 		for range 600 {
 			store()
 		}
-		file, err := s.NewFile(5)
+		file, err := s.NewFile(5, which)
 		h.must(err)
-		other, err := s.NewFile(5)
+		other, err := s.NewFile(5, which)
 		h.must(err)
 		for more := true; more; {
 			var another bool
-			more, another, err = h.a.MoveAhead(file, 50)
+			more, another, err = h.a.MoveAhead(which, file, 50)
 			h.must(err)
 			if another {
 				t.Fatal("it is being moved by somebody else")
 			}
-			if _, another, err := h.a.MoveAhead(other, 50); err != nil || another != h.a.Moves() {
+			if _, another, err := h.a.MoveAhead(which, other, 50); err != nil || another != h.a.Moves(which) {
 				t.Fatalf("another file: %v, %v", another, err)
 			}
 			for range rng.IntN(20) {
@@ -280,28 +352,34 @@ func TestMovesWhileItChanges(t *testing.T) {
 				clear(want[h.size:])
 			}
 			if p := dsm.PageIndex(rng.IntN(30)); rng.IntN(8) == 0 {
-				clear(h.a.Working(p))
+				clear(mem(p))
 				clear(want[int64(p)*dsm.PageSize:][:dsm.PageSize])
 				h.must(h.a.FreeZeroed(0, dsm.Range(int(p), int(p)+1)))
 			}
 		}
 		use := file
-		if rng.IntN(4) == 0 {
+		switch rng.IntN(4) {
+		case 0:
 			use = other
+		case 1:
+			if h.a.StayPut(file); h.a.Moves(which) {
+				t.Error("it moves, and is to stay")
+			}
+			h.must(unix.Ftruncate(file.fd, 0)) // all is copied once more
 		}
-		h.must(h.a.TakeFile(use))
+		h.must(h.a.TakeFile(which, use))
 		h.a.StayPut(file)
 		h.must(file.Close())
 		h.must(other.Close())
-		f, err := h.a.OpenWorking(false)
+		f, err := h.a.of(which).open(false)
 		h.must(err)
 		got := make([]byte, h.size)
 		if _, err := f.ReadAt(got, 0); err != nil || string(got) != string(want[:h.size]) {
 			t.Fatalf("the file does not have what the copy had (%v)", err)
 		}
 		h.must(f.Close())
-		if h.files() != 1 || h.a.Moves() {
-			t.Errorf("the holder has %d files, and it moves: %v", h.files(), h.a.Moves())
+		if h.files() != 1 || h.a.Moves(which) {
+			t.Errorf("the holder has %d files, and it moves: %v", h.files(), h.a.Moves(which))
 		}
 		h.must(h.a.Close())
 	}
@@ -393,16 +471,16 @@ func TestAreaThatEndsWithItsDaemon(t *testing.T) {
 			copy(a.Working(3), fill(7))
 			a.SetBase(3, fill(6))
 			if attached {
-				file, err := s.NewFile(5)
+				file, err := s.NewFile(5, WorkingCopy)
 				must(err)
-				must(a.TakeFile(file))
+				must(a.TakeFile(WorkingCopy, file))
 				f, err := a.OpenWorking(true)
 				must(err)
 				must(f.Close())
 			} else {
-				file, err := s.NewFile(5)
+				file, err := s.NewFile(5, WorkingCopy)
 				must(err)
-				_, _, err = a.MoveAhead(file, 1)
+				_, _, err = a.MoveAhead(WorkingCopy, file, 1)
 				must(err)
 				defer func() { must(file.Close()) }()
 			}
@@ -410,8 +488,8 @@ func TestAreaThatEndsWithItsDaemon(t *testing.T) {
 				t.Error("a program has a base that outlives the daemon")
 			}
 			a.EndsWithDaemon()
-			if a.Outlives() || a.WantsFile() {
-				t.Errorf("outlives %v, wants a file %v", a.Outlives(), a.WantsFile())
+			if a.Outlives() || a.WantsFile(WorkingCopy) {
+				t.Errorf("outlives %v, wants a file %v", a.Outlives(), a.WantsFile(WorkingCopy))
 			}
 			must(a.Unshare())
 			if a.Sealed() {

@@ -19,7 +19,7 @@ import (
 //	blocks      blocks of small copies: see arena
 //	slots       as long as an area can be, one for each larger copy, so that it grows in place
 //
-// A working copy that programs have attached is a memfd of its own, which the holder has as well: see keep_files_linux.go.
+// A copy that programs have attached is a memfd of its own, which the holder has as well: see keep_files_linux.go.
 //
 // A copy that moves is in its new place before the record says so, and leaves its old one after that. What a daemon was killed with
 // in between, memory that no record names, the next one frees.
@@ -490,7 +490,9 @@ func (c *areaCopy) become(o *areaCopy) error {
 	if err := c.reserve(o.len); err != nil {
 		return err
 	}
-	c.resizeAnonymous(max(c.size, o.size))
+	if err := c.resize(max(c.size, o.size)); err != nil {
+		return err
+	}
 	for p := dsm.PageIndex(0); int64(p)*dsm.PageSize < c.len; p++ {
 		switch off := int64(p) * dsm.PageSize; {
 		case o.takes(p):
@@ -508,14 +510,14 @@ func (c *areaCopy) become(o *areaCopy) error {
 
 // Data calls f for each page of the base copy that takes memory.
 func (a *Area) Data(f func(p dsm.PageIndex)) {
-	for p := a.base.nextTaken(0); p != noPage; p = a.base.nextTaken(p + 1) {
+	for p := a.base.nextData(0); p != noPage; p = a.base.nextData(p + 1) {
 		f(p)
 	}
 }
 
 // Stored calls f for each page of which one of the copies takes memory.
 func (a *Area) Stored(f func(p dsm.PageIndex)) {
-	for w, b := a.working.nextData(0), a.base.nextTaken(0); w != noPage || b != noPage; {
+	for w, b := a.working.nextData(0), a.base.nextData(0); w != noPage || b != noPage; {
 		p := w
 		if w == noPage || b != noPage && b < w {
 			p = b
@@ -528,7 +530,7 @@ func (a *Area) Stored(f func(p dsm.PageIndex)) {
 			w = a.working.nextData(p + 1)
 		}
 		if b == p {
-			b = a.base.nextTaken(p + 1)
+			b = a.base.nextData(p + 1)
 		}
 	}
 }

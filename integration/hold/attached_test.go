@@ -37,6 +37,7 @@ const (
 
 // attachClient is a connection to the daemon, or to the one that follows it.
 type attachClient struct {
+	root   string // of the mount
 	socket string
 	conn   *net.UnixConn
 	tag    uint64
@@ -76,7 +77,7 @@ func newAttachClient(dir string) (c *attachClient, path string, err error) {
 		if err != nil {
 			continue
 		}
-		c := &attachClient{socket: strings.TrimSpace(string(text))}
+		c := &attachClient{root: root, socket: strings.TrimSpace(string(text))}
 		return c, strings.TrimPrefix(dir, root), c.connect()
 	}
 	return nil, "", fmt.Errorf("%s is in no mount to which programs attach", dir)

@@ -85,20 +85,6 @@ func TestMountHasEverything(t *testing.T) {
 		}
 	}
 	for what, use := range map[string]use{
-		"versioned, attached": func(t *testing.T, n *harness.Node, c *harness.Client) *harness.File {
-			c.SetXattr("f", "user.dsm.mode", "versioned")
-			f := c.Open("f", "r")
-			c.Must("truncate %s 8192", c.Path("f"))
-			a := n.Attach("/f", true)
-			copy(a.Mem, "abc")
-			if _, err := a.Call(harness.PublishOp); err != nil {
-				t.Errorf("publish: %v", err)
-			}
-			if got := n.Attach("/f", false).Mem[:3]; string(got) != "abc" {
-				t.Errorf("a program that has attached it for reading has %q", got)
-			}
-			return f
-		},
 		"demand": written("user.dsm.residency", "demand"),
 		"demand, attached": func(_ *testing.T, n *harness.Node, c *harness.Client) *harness.File {
 			c.SetXattr("f", "user.dsm.residency", "demand")

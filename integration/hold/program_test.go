@@ -48,6 +48,8 @@ func newWorkload(kind string) workload {
 		return new(publishes)
 	case "follows":
 		return new(follows)
+	case "watches":
+		return new(watches)
 	case "looksAtAdded":
 		return looksAtAdded{}
 	case "looksAtJoined":

@@ -146,7 +146,7 @@ func (w *follows) check() error {
 }
 
 // TestVersionsOutliveTheirDaemons: the daemons of the owner of a versioned file, and of its readers, are killed again and again. The program that publishes sees no error and loses nothing, and opens
-// the file for writing again at any time. Those that read see whole versions, in order.
+// the file for writing again at any time. Those that read it, or have attached it to read, see whole versions, in order.
 func TestVersionsOutliveTheirDaemons(t *testing.T) {
 	for _, nodes := range []int{1, 3} {
 		t.Run(fmt.Sprint(nodes, " nodes"), func(t *testing.T) {
@@ -156,7 +156,7 @@ func TestVersionsOutliveTheirDaemons(t *testing.T) {
 			owner := start(t, all[0], "publishes", "common", rnd.Uint64())
 			var readers []running
 			for _, n := range all {
-				readers = append(readers, start(t, n, "follows", "common", 0))
+				readers = append(readers, start(t, n, "follows", "common", 0), start(t, n, "watches", "common", 0))
 			}
 			last, k := make([]int, len(all)), 0
 			for i := range *kills {

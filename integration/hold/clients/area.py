@@ -29,7 +29,9 @@ w = dsmfs.create(path, len(want), "i8", interval=0, plane="memory")
 r = dsmfs.open(path, "r", plane="memory")
 added = dsmfs.create(sys.argv[1] + "/sum.npy", 100, "i8", merge="sum", interval=0, plane="memory")
 total = np.zeros(100, "i8")
-begin = w.array.ctypes.data
+v = dsmfs.create(sys.argv[1] + "/versions.npy", 20_000, "i8", consistency="versioned", plane="memory")
+shown = dsmfs.open(v.path, "r", plane="memory")
+begin, sees = w.array.ctypes.data, shown.array.ctypes.data
 waiter = threading.Thread(target=waits, args=(r,), daemon=True)
 waiter.start()
 sys.stdin.readline()
@@ -59,7 +61,12 @@ while not select.select([sys.stdin], [], [], 0)[0]:
         with dsmfs.create(name, 10, "i8", plane="memory") as new:
             new.array[:] = steps
         assert np.load(name).tolist() == [steps] * 10
-    elif asked == 5 and steps % 3 == 0:
+    elif asked == 5:
+        v.array[:] = steps
+        shown.wait(v.publish(), 60)
+        v.array[9] = -1  # of the next version
+        assert (shown.array == steps).all() and v.array[9] == -1
+    elif asked == 6 and steps % 3 == 0:
         child = os.fork()
         if child == 0:
             code = 1
@@ -76,6 +83,7 @@ w.publish()
 w.array[0] = want[0] = 6
 w.publish()
 waiter.join()
+assert shown.array.ctypes.data == sees and shown.stats["plane"] == "memory"
 assert w.array.ctypes.data == begin and np.array_equal(w.array, want)
 assert np.array_equal(np.load(path), want), "what is stored"
 added.sync()
