@@ -1,6 +1,7 @@
 package coherence
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"reflect"
@@ -338,13 +339,13 @@ func (s *sim) wholeProblem(n *simNode) string {
 		if o.area == nil {
 			continue
 		}
-		merged := o.homed(ino, epoch)
+		s.homed = o.homed(ino, epoch, s.homed[:0])
 		a.mu.Lock()
 		bad := ""
-		for _, m := range merged {
+		for _, m := range s.homed {
 			e, i := m.page.Extent()
 			x := r.extents[e]
-			if m.version <= r.whole && a.inAreaLocked(e, i) && x != nil && x.have.Has(i) && !x.publishes(i) && m.bytes != string(a.mu.mem.Base(m.page)) {
+			if m.version <= r.whole && a.inAreaLocked(e, i) && x != nil && x.have.Has(i) && !x.publishes(i) && !bytes.Equal(m.bytes, a.mu.mem.Base(m.page)) {
 				bad = fmt.Sprintf("everything up to version %d is here, but not page %d of version %d of node %d", r.whole, m.page, m.version, o.i)
 			}
 		}
@@ -366,20 +367,20 @@ func (x *replicaExtent) publishes(i int) bool {
 	return false
 }
 
-// merged is a page that a home has.
+// merged is a page that a home has. Its bytes are the home's memory: all is at rest.
 type merged struct {
 	page    dsm.PageIndex
 	version dsm.Version
-	bytes   string
+	bytes   []byte
 }
 
-// homed returns the pages that the node has as their home, if the catalog has the same state there.
-func (n *simNode) homed(ino dsm.Inode, epoch dsm.Epoch) (list []merged) {
+// homed appends the pages that the node has as their home, if the catalog has the same state there.
+func (n *simNode) homed(ino dsm.Inode, epoch dsm.Epoch, list []merged) []merged {
 	a := n.area
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.mu.ino.Gen != ino.Gen || a.mu.ino.Size != ino.Size || a.mu.view.Epoch != epoch {
-		return nil
+		return list
 	}
 	for e, h := range a.mu.home.extents {
 		if !a.isSelf(a.rowLocked(e).Primary) {
@@ -388,12 +389,7 @@ func (n *simNode) homed(ino dsm.Inode, epoch dsm.Epoch) (list []merged) {
 		for i, v := range h.pages {
 			if v != 0 {
 				p := page(e, i)
-				m, bytes := n.merged[p], a.mu.mem.Home(p)
-				if m.version != v || m.bytes != string(bytes) { // nothing is collected while a simulation runs, so copies are dear
-					m = merged{p, v, string(bytes)}
-					n.merged[p] = m
-				}
-				list = append(list, m)
+				list = append(list, merged{p, v, a.mu.mem.Home(p)})
 			}
 		}
 	}

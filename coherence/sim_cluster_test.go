@@ -32,6 +32,7 @@ type sim struct {
 	net    map[link][]frame
 	deaf   map[link]bool // broken, and the sender was not told yet
 	log    []entry       // the catalog
+	homed  []merged      // by wholeProblem, used again
 	// onShrink is told when a node has applied a smaller size.
 	onShrink func(n *simNode, size int64)
 	unaware  bool // kernels are told of sizes some time after their node
@@ -122,7 +123,6 @@ type simNode struct {
 	closes   int           // how often its last program has closed the area
 	drafted  int           // how often a program has stored to memory of its own: see findBest
 	given    map[int64]int // stores of each byte that were delivered: see seen
-	merged   map[dsm.PageIndex]merged
 }
 
 const simArea = dsm.AreaID(7)
@@ -156,7 +156,7 @@ func newSimOf(t *testing.T, seed uint64, nodes int, ino dsm.Inode, linger time.D
 	s.log = []entry{{&ino, nil}, {nil, view}}
 	for i := range nodes {
 		n := &simNode{sim: s, i: i, id: dsm.NodeID(i + 1), applied: 2, ino: ino, view: view,
-			changed: make(chan struct{}), faulting: make(map[dsm.PageIndex]bool), given: make(map[int64]int), merged: make(map[dsm.PageIndex]merged)}
+			changed: make(chan struct{}), faulting: make(map[dsm.PageIndex]bool), given: make(map[int64]int)}
 		n.skew = time.Duration(s.rng.IntN(10)) * time.Millisecond
 		n.config = Config{Self: n.id, View: n, Sender: n, Log: slog.New(slog.DiscardHandler), Linger: linger, Memory: memory,
 			Now: func() time.Time { return time.Now().Add(n.skew) }, LocksLost: func(dsm.AreaID) bool { return n.lost.Load() }}

@@ -263,7 +263,6 @@ func (r *simRun) killDaemon(n *simNode, down ...*simNode) *killed {
 	n.kernel.out, n.kernel.done = nil, nil
 	n.kernel.endTruncations()
 	n.newDaemon()
-	clear(n.merged)
 	n.area = nil
 	return k
 }
