@@ -40,7 +40,7 @@ type Area struct {
 		notFinite  *notFinite // nil: it has found none
 		header     header
 		drafts     []*draft
-		heads      heads // of the working copy
+		heads      heads // of the copies; drafts have their own
 		replica    replica
 		home       home
 		lingering  lingering

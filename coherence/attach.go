@@ -34,13 +34,14 @@ type attached struct {
 // attachWindow is how many extents are fetched at once before a program may map them.
 const attachWindow = 8
 
-// Attachment is one attached program. The program maps the working copy of the area, or a draft.
+// Attachment is one attached program. The program maps the working copy of the area, or a draft, or the base copy: see mapsLocked.
 type Attachment struct {
 	area     *Area
 	write    bool
 	mount    bool   // it is that of the mount
-	draft    *draft // nil: it maps the working copy
-	released bool   // the program cannot store any more: see Released
+	draft    *draft // nil: it maps a copy of the area
+	which    pages.Copy
+	released bool // the program cannot store any more: see Released
 }
 
 // Attach prepares the area for one more program that maps its memory, and returns a descriptor of that memory. The
@@ -90,8 +91,10 @@ func (a *Area) Attach(ctx context.Context, program int, write bool) (*Attachment
 				return
 			}
 		}
-		if t.draft, err = a.draftOfLocked(program, write, promised, file); err != nil {
-			return
+		if t.which = a.mapsLocked(write); t.which == pages.WorkingCopy {
+			if t.draft, err = a.draftOfLocked(program, write, promised, file); err != nil {
+				return
+			}
 		}
 		if err = a.exclusiveLocked(t); err != nil {
 			return
@@ -157,13 +160,13 @@ func (t *Attachment) open(write bool, file *pages.HeldFile) (f *os.File, err err
 	write = write && !t.mount
 	err = &errs.Error{Op: "attach", Area: a.id, Kind: errs.NotExist}
 	a.step(func() {
-		switch which := a.mapsLocked(t.write); {
-		case which == pages.BaseCopy:
-			if err = a.mu.mem.TakeFile(which, file); err == nil {
+		switch {
+		case t.which == pages.BaseCopy:
+			if err = a.mu.mem.TakeFile(t.which, file); err == nil {
 				f, err = a.mu.mem.OpenBase()
 			}
 		case t.draft == nil:
-			if err = a.mu.mem.TakeFile(which, file); err == nil {
+			if err = a.mu.mem.TakeFile(t.which, file); err == nil {
 				f, err = a.mu.mem.OpenWorking(write || a.mu.replica.demand)
 			}
 		case slices.Contains(a.mu.drafts, t.draft):

@@ -6,7 +6,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/head"
 )
 
-// heads are the lines of header pages that say which version some memory has: the working copy, or a draft.
+// heads are the lines of header pages that say which version some memory has: a copy of the area, or a draft.
 type heads []*head.Line
 
 // Watch has the area tell a line, from now on, which version is in the memory that the program maps. Unwatch ends that.
@@ -51,11 +51,12 @@ func (a *Area) tellHeadsLocked(wake []head.Waiters) []head.Waiters {
 		v.Here, v.Whole = uint64(a.mu.whole.told), uint64(a.mu.whole.told)
 	}
 	wake = a.mu.heads.tell(v, wake)
+	shown := a.shownLocked()
 	for _, l := range a.mu.heads {
-		if a.mu.whole.taking || a.mu.whole.torn {
-			l.Changing() // it may have come meanwhile
-		} else {
+		if shown {
 			l.Changed()
+		} else {
+			l.Changing() // it may have come meanwhile
 		}
 	}
 	for _, d := range a.mu.drafts {
@@ -63,6 +64,13 @@ func (a *Area) tellHeadsLocked(wake []head.Waiters) []head.Waiters {
 		wake = d.heads.tell(v, wake)
 	}
 	return wake
+}
+
+// shownLocked reports whether the published bytes in place are a version that programs may see. The bytes at the home are those of its newest version also while a backup that could take over lacks it: then a program that has attached them to read could see that
+// version, and later the one before.
+func (a *Area) shownLocked() bool {
+	w := &a.mu.whole
+	return !w.taking && !w.torn && a.readableLocked() == len(w.kept)-1
 }
 
 func (h heads) tell(v head.Values, wake []head.Waiters) []head.Waiters {

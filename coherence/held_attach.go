@@ -15,7 +15,7 @@ import (
 // in place. Where a page was just being merged, the merge goes on where it was (pages.Area.MergeShared). So it is with drafts, which
 // are there as they were, too (pages.Area.Refresh). So it is with what a WRITE of the kernel brings (pages.Cached.Wrote).
 
-// heldFile returns the file that the working copy is to move into, or that a new draft of the program gets, before the program has it. It returns nil if nothing is held, or none is needed. All pages
+// heldFile returns the file that the copy which a program is to map moves into, or that a new draft of the program gets, before the program has it. It returns nil if nothing is held, or none is needed. All pages
 // are here.
 func (a *Area) heldFile(ctx context.Context, program int, write bool) (*pages.HeldFile, error) {
 	store := a.node.cfg.Store
@@ -144,7 +144,7 @@ func (a *Area) endsWithDaemonLocked(why string) {
 	a.mu.mem.EndsWithDaemon()
 }
 
-// attachable reports whether programs may have the working copy mapped, or drafts, since an earlier daemon.
+// attachable reports whether programs may have a copy mapped, or drafts, since an earlier daemon.
 func (a *Area) attachable() bool {
 	is := false
 	a.note(func() {
@@ -193,7 +193,10 @@ func (a *Area) Reattach(program int, write bool, memory uint64) (*Attachment, *o
 		if t.draft != nil && !t.draft.mem.Is(memory) {
 			t.draft = nil
 		}
-		if !r.subscribed || r.demand || t.draft == nil && !a.mu.mem.Is(a.mapsLocked(write), memory) {
+		if !write && a.mu.mem.Is(pages.BaseCopy, memory) { // the area may have another mode since
+			t.which, t.draft = pages.BaseCopy, nil
+		}
+		if !r.subscribed || r.demand || t.draft == nil && !a.mu.mem.Is(t.which, memory) {
 			err = errs.E(errs.StaleGen, "attach", "the memory that the program has mapped is not that of this node any more")
 			return
 		}

@@ -308,3 +308,67 @@ func (a *Area) size() (n int64) {
 	a.note(func() { n = a.mu.ino.Size })
 	return n
 }
+
+// TestModeChangesWhileItIsAttached: a program has attached an empty file, whose mode changes then. The next daemon has the copy that the program has mapped.
+func TestModeChangesWhileItIsAttached(t *testing.T) {
+	for _, from := range []dsm.Mode{dsm.ModeVersioned, dsm.ModeRelaxed} {
+		x := newAloneNode(t, 0)
+		a, err := x.daemon().Open(t.Context(), 1, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		to := dsm.ModeRelaxed
+		if from == to {
+			to = dsm.ModeVersioned
+		}
+		set := func(m dsm.Mode, size int64) {
+			a.step(func() {
+				ino := a.mu.ino
+				ino.Rev++
+				ino.Spec.Mode, ino.Size = m, size
+				a.inodeChangedLocked(ino)
+			})
+		}
+		set(from, 0)
+		at, f, err := a.Attach(t.Context(), 77, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var st unix.Stat_t
+		if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+			t.Fatal(err)
+		}
+		set(to, 5*dsm.PageSize)
+		for what, open := range map[string]func() (*Attachment, error){
+			"it": func() (*Attachment, error) { return at, nil },
+			"the next one": func() (*Attachment, error) {
+				at, g, err := a.Reattach(77, false, st.Ino)
+				if err == nil {
+					err = g.Close()
+				}
+				return at, err
+			},
+		} {
+			at, err := open()
+			if err != nil {
+				t.Errorf("from mode %v: %s: %v", from, what, err)
+				continue
+			}
+			g, err := at.Memory()
+			if err != nil {
+				t.Errorf("from mode %v: memory of %s: %v", from, what, err)
+				continue
+			}
+			var now unix.Stat_t
+			if err := unix.Fstat(int(g.Fd()), &now); err != nil || now.Ino != st.Ino {
+				t.Errorf("from mode %v: %s has other memory (%v)", from, what, err)
+			}
+			if err := g.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := f.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}

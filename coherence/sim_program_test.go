@@ -21,6 +21,7 @@ type simProgram struct {
 	id          int         // of the process
 	memory      *os.File    // that it maps
 	shown       *os.File    // likewise, that of reads
+	saw         uint32      // the mark that was there last: see checkShown
 	untrack     func()      // ends the tracking of its mapping
 	found       map[dsm.PageIndex]bool
 	temporaries *temporaries // that it has loaded and not stored back

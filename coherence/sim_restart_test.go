@@ -467,6 +467,7 @@ var restartCases = []simCase{
 	fewPagesOf(restartOf(versioned, ""), "versioned-small-restart"),
 	attachedOf(restartOf(versioned, "versioned-attached-restart")),
 	attachedOf(restartOf(versionedMarked, "versioned-marked-restart")),
+	attachedOf(awayOf(restartOf(versionedMarked, ""), "versioned-marked-away-restart")),
 	awayOf(versioned, "versioned-away"),
 	awayOf(restartOf(versioned, ""), "versioned-away-restart"),
 	{name: "max-attached-restart", ino: bestOf(dsm.MergeMax, dsm.DTypeI32, dsm.ApplyArrival), restarts: true, attaches: true, careful: true, rules: func(*simRun, *dsm.Inode) {}, store: findBest, check: checkBest},

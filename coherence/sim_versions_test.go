@@ -93,7 +93,7 @@ func (r *simRun) checkMarks(n *simNode) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	newest, ok := a.newestLocked()
-	if w := &a.mu.whole; !ok || w.taking || w.torn || !a.mu.replica.subscribed || !n.isOpen() || n.entering != nil {
+	if !ok || !a.shownLocked() || !a.mu.replica.subscribed || !n.isOpen() || n.entering != nil {
 		return
 	}
 	var got []uint32
@@ -117,7 +117,7 @@ func (r *simRun) checkMarks(n *simNode) {
 	}
 }
 
-// checkShown checks that the memory which a program has attached to read has the marks of a version.
+// checkShown checks that the memory which a program has attached to read has the marks of a version, and of no older one than before.
 func (r *simRun) checkShown(n *simNode, prog *simProgram, want []uint32) {
 	for i, p := range r.hotPages() {
 		var b [4]byte
@@ -128,6 +128,10 @@ func (r *simRun) checkShown(n *simNode, prog *simProgram, want []uint32) {
 			r.t.Fatalf("node %d: what program %d has attached to read has the mark %d in page %d, want %d", n.i, prog.id, got, p, want[i])
 		}
 	}
+	if want[0] < prog.saw {
+		r.t.Fatalf("node %d: program %d has seen the mark %d, and sees %d", n.i, prog.id, prog.saw, want[0])
+	}
+	prog.saw = want[0]
 }
 
 // retainRule changes how many versions are retained.

@@ -89,6 +89,8 @@ func (a *Area) EndReplicaLater() (free func() error) {
 	}
 	if a.demand != nil {
 		a.demand.bases = nil
+	} else {
+		_ = a.base.leaveFile() // if there is no memory for that, it stays where it is
 	}
 	return a.all("end replica", a.demand.closeLater(), a.working.leaveLater())
 }

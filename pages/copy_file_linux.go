@@ -175,23 +175,28 @@ func (c *areaCopy) dropsPast() bool {
 // unchanged.
 func (c *areaCopy) unshare() error {
 	n := newCopy(c.id, c.suffix, c.filed)
-	err := n.reserve(c.len)
-	if err == nil {
-		err = n.resize(c.size)
-	}
-	if err == nil {
-		err = c.data(0, c.len, func(off, k int64) {
-			for p, to := pagesOf(off, k); p < to; p++ {
-				copy(n.page(p), c.look(p, 1))
-			}
-		})
-	}
-	if err != nil {
+	if err := n.copyOf(c); err != nil {
 		return errors.Join(err, n.close())
 	}
 	n.clearPast(n.size) // a program may have stored there
 	*c, *n = *n, *c
 	return n.close()
+}
+
+// copyOf makes an empty copy one of another.
+func (c *areaCopy) copyOf(o *areaCopy) error {
+	err := c.reserve(o.len)
+	if err == nil {
+		err = c.resize(o.size)
+	}
+	if err == nil {
+		err = o.data(0, o.len, func(off, k int64) {
+			for p, to := pagesOf(off, k); p < to; p++ {
+				copy(c.page(p), o.look(p, 1))
+			}
+		})
+	}
+	return err
 }
 
 // open opens the copy for a program, which makes it a memfd, a sealed one if it may write.

@@ -19,7 +19,7 @@ const minCapacity = 1 << 20
 // areaCopy is one copy of an area. It is either anonymous memory, which takes no descriptor, or a
 // memfd, which programs can map:
 //
-//	base copy                             anonymous; in an area on demand, a memfd beyond smallCopy
+//	base copy                             anonymous until it is opened for a program; then a memfd. In an area on demand, a memfd beyond smallCopy
 //	working copy, draft, up to smallCopy  anonymous until it is opened for a program; then a memfd
 //	working copy, draft, beyond           a memfd, because moving it takes time; anonymous if no descriptor is left
 //

@@ -240,6 +240,23 @@ func (a *Area) TakeFile(which Copy, f *HeldFile) error {
 	return a.failed("open", err)
 }
 
+// leaveFile moves a copy that no program maps any more out of its memfd, so that files which were attached once take no descriptors. A large one stays: there cannot be many, and to copy them takes a while.
+func (c *areaCopy) leaveFile() error {
+	if c.fd < 0 || c.holes || c.len >= moveAhead {
+		return nil
+	}
+	n := newCopy(c.id, c.suffix, c.filed)
+	n.kept = c.kept
+	if err := n.copyOf(c); err != nil {
+		return errors.Join(err, n.close())
+	}
+	n.at = c.at
+	n.isAt(placeOf(n.piece, n.slot))
+	c.at = nil
+	*c, *n = *n, *c
+	return n.close()
+}
+
 // Filed reports whether programs may have a copy: it is a memfd.
 func (a *Area) Filed(which Copy) bool { return a.of(which).fd >= 0 }
 

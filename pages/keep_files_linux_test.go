@@ -190,8 +190,8 @@ func TestReadersKeepTheBase(t *testing.T) {
 		}
 		look(3, 152)
 		look(2, 3)
-		if h.files() != 1 {
-			t.Errorf("the holder has %d files when there is no working copy", h.files())
+		if h.files() != 0 {
+			t.Errorf("the holder has %d files when no program has any", h.files())
 		}
 		h.must(h.a.Close())
 		if h.files() != 0 {
@@ -521,5 +521,65 @@ func TestAreaThatEndsWithItsDaemon(t *testing.T) {
 				t.Errorf("attached %v, %d bytes: %d records and slots are still in use", attached, size, n)
 			}
 		}
+	}
+}
+
+// TestCopiesLeaveTheirFiles: when the replica ends, the home's bytes are no file any more, but for those of a large area. The next daemon has them.
+func TestCopiesLeaveTheirFiles(t *testing.T) {
+	for size, files := range map[int64]int{3*dsm.PageSize + 7: 0, smallCopy + 7: 0, moveAhead + dsm.PageSize: 1} {
+		h := newHeldProgram(t, size)
+		file, err := h.keep().NewFile(5, BaseCopy)
+		h.must(err)
+		h.must(h.a.TakeFile(BaseCopy, file))
+		h.must(file.Close()) // the copy has it
+		f, err := h.a.OpenBase()
+		h.must(err)
+		h.a.BecomeHome(0)
+		h.must(h.a.EndReplica())
+		if h.files() != files || h.a.Filed(BaseCopy) != (files > 0) {
+			t.Errorf("%d bytes: the holder has %d files, want %d", size, h.files(), files)
+		}
+		copy(h.a.Home(2), fill(200))
+		if got := h.a.Home(1)[9]; got != 2 {
+			t.Errorf("%d bytes: the home has %d", size, got)
+		}
+		h.a, err = h.keep().Areas()[0].Take(size, size)
+		h.must(err)
+		h.a.BecomeHome(0)
+		if one, two := h.a.Home(1)[9], h.a.Home(2)[9]; one != 2 || two != 200 {
+			t.Errorf("%d bytes: the next daemon has %d and %d", size, one, two)
+		}
+		had := make([]byte, 1)
+		if _, err := f.ReadAt(had, dsm.PageSize+9); err != nil || had[0] != 2 {
+			t.Errorf("%d bytes: who has mapped it has %d (%v)", size, had[0], err)
+		}
+		h.must(f.Close())
+		h.must(h.a.Close())
+		if h.files() != 0 {
+			t.Errorf("%d bytes: the holder has %d files in the end", size, h.files())
+		}
+	}
+}
+
+// TestDroppedWhileItIsMapped: the next daemon drops an area that is gone. Programs that have it mapped keep what they have.
+func TestDroppedWhileItIsMapped(t *testing.T) {
+	h := newHeldProgram(t, 5*dsm.PageSize)
+	file, err := h.keep().NewFile(5, BaseCopy)
+	h.must(err)
+	h.must(h.a.TakeFile(BaseCopy, file))
+	h.must(file.Close()) // the copy has it
+	f, err := h.a.OpenBase()
+	h.must(err)
+	h.must(h.keep().Areas()[0].Drop())
+	had := make([]byte, 1)
+	if _, err := f.ReadAt(had, 3*dsm.PageSize); err != nil || had[0] != 4 {
+		t.Errorf("who reads has %d (%v)", had[0], err)
+	}
+	if h.mem[3*dsm.PageSize] != 4 {
+		t.Errorf("who stores has %d", h.mem[3*dsm.PageSize])
+	}
+	h.must(f.Close())
+	if h.files() != 0 || len(h.keep().Areas()) != 0 {
+		t.Errorf("the holder has %d files, and %d areas are left", h.files(), len(h.keep().Areas()))
 	}
 }

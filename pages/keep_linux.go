@@ -397,6 +397,9 @@ func (l Left) Take(size, least int64) (a *Area, err error) {
 	a.working.absent = true
 	a.size = min(a.base.size, size)
 	if err == nil {
+		err = a.base.leaveFile()
+	}
+	if err == nil {
 		a.working.resizeAnonymous(a.size)
 		err = a.Resize(size)
 	}
@@ -406,17 +409,21 @@ func (l Left) Take(size, least int64) (a *Area, err error) {
 // Drop frees what is left of an area that is gone.
 func (l Left) Drop() error {
 	l.k.forget()
-	ferr := errors.Join(l.dropDrafts(), l.dropFrames(nil, 0))
-	b, err := l.restore("b", l.k.record.Base.Load(), 0)
-	if err == nil {
-		err = b.close()
-	}
-	w, werr := l.restore("w", l.k.record.Working.Load(), 0)
-	if werr == nil {
-		werr = w.close()
-	}
+	err := errors.Join(l.dropDrafts(), l.dropFrames(nil, 0), l.drop("b", l.k.record.Base.Load()), l.drop("w", l.k.record.Working.Load()))
 	l.k.end()
-	return errors.Join(ferr, err, werr)
+	return err
+}
+
+// drop frees a copy that is at a place of the store. Programs keep the memory that they have mapped.
+func (l Left) drop(suffix string, at uint64) error {
+	if files := l.k.store.files; isFile(int64(at)) && files != nil {
+		return files.Drop(numberOf(int64(at)))
+	}
+	c, err := l.restore(suffix, at, 0)
+	if err != nil {
+		return err
+	}
+	return c.close()
 }
 
 // restore returns a copy that is at a place of the store. Its bytes from size on are zero.
