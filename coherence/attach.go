@@ -10,7 +10,6 @@ import (
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 	"github.com/dsmfs/dsmfs/internal/wire"
 	"github.com/dsmfs/dsmfs/pages"
-	"github.com/dsmfs/dsmfs/pages/merge"
 )
 
 // attached tracks the ranges of the working copy that attached programs have mapped for writing. These programs
@@ -588,15 +587,4 @@ func (a *Area) comparedLocked(off, n int64) (looked, changed int) {
 func (a *Area) bytesOfLocked(p dsm.PageIndex) []byte {
 	w := a.mu.mem.Working(p)
 	return w[:min(int64(len(w)), a.mu.ino.Size-int64(p)*dsm.PageSize)]
-}
-
-// mergeLocked brings the incoming bytes of page i of an extent into the working copy: see merge.Kernel. next is what the base copy becomes, and what is under way of the page is as it will be
-// then. mergesLocked was called.
-func (a *Area) mergeLocked(k merge.Kernel, x *replicaExtent, i int, base, incoming, next []byte) {
-	p := page(x.index, i)
-	if !a.sharedLocked() {
-		k.Merge(p, base, a.mu.mem.Working(p), incoming, nil)
-		return
-	}
-	a.mu.mem.MergeShared(k, p, x.keptOf(i, true), base, incoming, next)
 }

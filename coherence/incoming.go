@@ -103,3 +103,14 @@ func (a *Area) mergePageLocked(e dsm.ExtentIndex, i int, x *replicaExtent, n []b
 	}
 	mem.SetBase(p, n)
 }
+
+// mergeLocked brings the incoming bytes of page i of an extent into the working copy: see merge.Kernel. next is what the base copy becomes, and what is under way of the page is as it will be
+// then. mergesLocked was called.
+func (a *Area) mergeLocked(k merge.Kernel, x *replicaExtent, i int, base, incoming, next []byte) {
+	p := page(x.index, i)
+	if !a.sharedLocked() {
+		k.Merge(p, base, a.mu.mem.Working(p), incoming, nil)
+		return
+	}
+	a.mu.mem.MergeShared(k, p, x.keptOf(i, true), base, incoming, next)
+}

@@ -5,6 +5,7 @@ import (
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/wire"
+	"github.com/dsmfs/dsmfs/pages"
 )
 
 // pushWindow bounds the bytes pushed to one subscriber of one area and not yet acked. It is enough
@@ -26,6 +27,7 @@ func (a *Area) homeSubscribeLocked(from dsm.NodeID, m *wire.Subscribe) {
 		a.subscribeBatchesLocked(s, m, r)
 		return
 	}
+	var sums *pages.Sums
 	for _, x := range m.Extents {
 		if a.serveLocked(m.Epoch, x.Extent) != serve {
 			continue
@@ -33,11 +35,22 @@ func (a *Area) homeSubscribeLocked(from dsm.NodeID, m *wire.Subscribe) {
 		lacks := a.mu.home.extents[x.Extent].newer(x.Version)
 		l := s.makeLocked(x.Extent)
 		l.group = m.Group
-		l.has, l.asked, l.fetched = x.Has, dsm.PageSet{}, dsm.PageSet{}
+		l.has, l.asked, l.fetched = dsm.PageSet{}, dsm.PageSet{}, dsm.PageSet{}
+		if s.partial {
+			l.has = x.Has
+		}
 		s.requeueLocked(x.Extent) // it subscribed before, and what it has not acked may not have arrived
 		lacks = lacks.Or(l.lacks)
-		if s.partial {
+		switch {
+		case s.partial:
 			lacks = lacks.And(l.has)
+		case x.Sums != nil && !lacks.Empty():
+			if sums == nil {
+				sums = pages.NewSums(m.Seed)
+			}
+			lacks = lacks.Minus(a.sameLocked(&x, lacks, sums))
+		}
+		if s.partial || x.Sums != nil {
 			l.lacks = lacks
 			s.settle(l)
 		}

@@ -75,6 +75,7 @@ type replicaExtent struct {
 	index    dsm.ExtentIndex
 	live     bool        // the home has answered the Subscribe; pushes that came before belong to an earlier subscription
 	version  dsm.Version // all changes up to here are in the base copy
+	anew     bool        // the home may have given all pages other versions since
 	have     dsm.PageSet // pages whose bytes are here
 	outdated dsm.PageSet // pages known to be newer at the home
 	dirty    dsm.PageSet // pages stored to since they were last published
@@ -235,7 +236,7 @@ func (a *Area) takePushLocked(from dsm.NodeID, m *wire.Push, payload [][]byte, a
 	a.mu.cleaner = a.mu.cleaner || r.demand && !came.Empty() // pages that have come may leave
 	r.setOutdated(x, x.outdated.Or(declined))
 	if m.Complete && x.outdated.Empty() && m.Version > x.version {
-		x.version = m.Version
+		x.version, x.anew = m.Version, false
 		if !a.versionedLocked() {
 			a.arrivedLocked(m.Version)
 		}
@@ -415,7 +416,7 @@ func (a *Area) replicaViewChangedLocked(old *dsm.View) {
 	if len(a.mu.dead) > 0 || len(deadOf(old)) > 0 { // the last of them may be back
 		a.abandonDeadLocked()
 	}
-	a.resubscribeLocked(slices.Sorted(maps.Keys(moved)))
+	a.resubscribeLocked(slices.Sorted(maps.Keys(moved)), true)
 	a.markAgainLocked()
 	a.restartInquiriesLocked()
 }
@@ -429,7 +430,7 @@ func (a *Area) replicaResetLocked(peer dsm.NodeID) {
 				delete(r.subs, round)
 			}
 		}
-		a.resubscribeLocked(a.homedAtLocked(peer))
+		a.resubscribeLocked(a.homedAtLocked(peer), false)
 		a.markAgainAfterResetLocked(peer)
 	}
 	a.restartInquiriesLocked()
@@ -441,10 +442,10 @@ func (a *Area) homedAtLocked(n dsm.NodeID) []dsm.Slot {
 }
 
 // resubscribeLocked subscribes to the slots, and sends everything again that is under way for their extents. It also sends
-// all Acquires again.
-func (a *Area) resubscribeLocked(list []dsm.Slot) {
+// all Acquires again. moved is that of subscribeLocked.
+func (a *Area) resubscribeLocked(list []dsm.Slot, moved bool) {
 	r := &a.mu.replica
-	a.subscribeLocked(list)
+	a.subscribeLocked(list, moved)
 	in := a.slotSetLocked(slices.Values(list))
 	for _, e := range a.busyExtentsLocked() {
 		if !in.has(slotIndex(a.slotLocked(e))) {
@@ -483,7 +484,7 @@ func (a *Area) replicaResizedLocked(was, is int64) {
 		if len(added) > 0 {
 			r.whole = 0 // others may have published there, and this node may have heard of the versions
 		}
-		a.subscribeLocked(added)
+		a.subscribeLocked(added, false)
 		if len(added) > 0 { // what others have stored there is behind the Subscribe
 			a.acquireAgainLocked()
 		}

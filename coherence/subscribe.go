@@ -1,11 +1,14 @@
 package coherence
 
 import (
+	"encoding/binary"
 	"maps"
+	"math/rand/v2"
 	"slices"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/wire"
+	"github.com/dsmfs/dsmfs/pages"
 )
 
 // A replica subscribes to slots, not to extents: an area may have a million extents, most of which were never touched. The replica makes
@@ -153,7 +156,7 @@ func (a *Area) startReplicaLocked() error {
 	r.n = a.extentsLocked()
 	r.zero = dsm.ExtentIndex(r.n)
 	a.materializeLastLocked()
-	a.subscribeLocked(a.slotsLocked(0))
+	a.subscribeLocked(a.slotsLocked(0), false)
 	return nil
 }
 
@@ -163,6 +166,8 @@ const (
 	subscribePart = 8192
 	// subscribeOnce is about how many extents a Subscribe is about, so that its home is not busy for long with one.
 	subscribeOnce = 1024
+	// sumsPart bounds the extents in one Subscribe with sums of their pages likewise.
+	sumsPart = 240
 )
 
 // slotsAtOnceLocked returns for how many slots one Subscribe is.
@@ -176,8 +181,8 @@ func (a *Area) slotsAtOnceLocked() int {
 }
 
 // subscribeLocked asks the homes of the slots for the updates of all their extents. For extents that have state it asks only for what is
-// newer than their versions.
-func (a *Area) subscribeLocked(list []dsm.Slot) {
+// newer than their versions. moved says that the homes may have begun anew with versions: see sumsLocked.
+func (a *Area) subscribeLocked(list []dsm.Slot, moved bool) {
 	if len(list) == 0 {
 		return
 	}
@@ -193,14 +198,16 @@ func (a *Area) subscribeLocked(list []dsm.Slot) {
 	once := a.slotsAtOnceLocked()
 	for _, home := range slices.Sorted(maps.Keys(slots)) {
 		for some := range slices.Chunk(slots[home], once) {
-			a.subscribeOnceLocked(home, some)
+			a.subscribeOnceLocked(home, some, moved)
 		}
 	}
 }
 
 // subscribeOnceLocked asks a home for some of its slots.
-func (a *Area) subscribeOnceLocked(home dsm.NodeID, list []dsm.Slot) {
+func (a *Area) subscribeOnceLocked(home dsm.NodeID, list []dsm.Slot, moved bool) {
 	r := &a.mu.replica
+	seed, atOnce := rand.Uint64(), subscribePart
+	sums := pages.NewSums(seed)
 	in := a.slotSetLocked(slices.Values(list))
 	var left []wire.ExtentVersion
 	for _, e := range inSlotsLocked(a, r.extents, dsm.ExtentIndex(r.n), &in) {
@@ -209,6 +216,10 @@ func (a *Area) subscribeOnceLocked(home dsm.NodeID, list []dsm.Slot) {
 		if r.demand {
 			v.Has = x.have
 			x.live = false
+		} else if x.anew = x.anew || moved || x.version == 0; x.anew && !a.isSelf(home) {
+			if v.Has, v.Sums = a.sumsLocked(e, x, sums); v.Sums != nil {
+				atOnce = sumsPart
+			}
 		}
 		left = append(left, v)
 	}
@@ -217,7 +228,7 @@ func (a *Area) subscribeOnceLocked(home dsm.NodeID, list []dsm.Slot) {
 		a.mu.whole.stage = stage{group: group}
 	}
 	for last := false; !last; {
-		part := left[:min(len(left), subscribePart)]
+		part := left[:min(len(left), atOnce)]
 		left = left[len(part):]
 		r.round++
 		sub := subscribing{home: home, extents: part}
@@ -225,8 +236,36 @@ func (a *Area) subscribeOnceLocked(home dsm.NodeID, list []dsm.Slot) {
 			sub.slots = list
 		}
 		r.subs[r.round] = sub
-		a.sendLocked(home, &wire.Subscribe{Stamp: a.stampLocked(), Round: r.round, Group: group, OnRequest: r.onRequest, Partial: r.demand, Slots: sub.slots, Extents: part})
+		a.sendLocked(home, &wire.Subscribe{Stamp: a.stampLocked(), Round: r.round, Group: group, Seed: seed, OnRequest: r.onRequest, Partial: r.demand, Slots: sub.slots, Extents: part})
 	}
+}
+
+// sumsLocked returns the pages of an extent that are here and may be up to date though the home has given them other versions, and the sums of their bases. It is so when a backup has taken over, or the daemon of the home or of this node was
+// killed: then nearly all pages are what they were. Not if this node was evicted meanwhile: the pages that a home sends say what it has merged of what was sent before.
+func (a *Area) sumsLocked(e dsm.ExtentIndex, x *replicaExtent, of *pages.Sums) (set dsm.PageSet, sums []byte) {
+	if a.versionedLocked() || a.mu.absence.has(e) {
+		return set, nil
+	}
+	set = x.have.Minus(x.outdated).And(a.withinLocked(e))
+	for i := range set.All() {
+		sums = binary.BigEndian.AppendUint64(sums, of.Base(a.mu.mem, page(e, i)))
+	}
+	return set, sums
+}
+
+// sameLocked returns which of the pages that a subscriber seems to lack it has, by their sums.
+func (a *Area) sameLocked(x *wire.ExtentVersion, lacks dsm.PageSet, of *pages.Sums) (same dsm.PageSet) {
+	if len(x.Sums) != wire.SumSize*x.Has.Len() {
+		return same
+	}
+	sums := x.Sums
+	for i := range x.Has.All() {
+		if lacks.Has(i) && a.inAreaLocked(x.Extent, i) && binary.BigEndian.Uint64(sums) == of.Home(a.mu.mem, page(x.Extent, i)) {
+			same.Add(i)
+		}
+		sums = sums[wire.SumSize:]
+	}
+	return same
 }
 
 // replicaSubscribedLocked handles the answer to a Subscribe: it says which pages the replica lacks. All others are here, because

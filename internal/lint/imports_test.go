@@ -113,6 +113,7 @@ var libraries = map[string][]string{
 	"github.com/hashicorp/memberlist":   {"membership"},
 	"github.com/hanwen/go-fuse/v2":      {"fs", "bench/barefuse"}, // the yardstick of the benchmark is a bare server
 	"github.com/spf13/pflag":            {"cmd/dsmfs"},
+	"github.com/cespare/xxhash/v2":      {"pages"},
 	"github.com/dgraph-io/ristretto/v2": {"pages/residency"},
 	"github.com/anishathalye/porcupine": {"integration/history"}, // the models that tests share
 }

@@ -61,12 +61,18 @@ type Stamp struct {
 }
 
 // ExtentVersion says that the sender knows all changes to the extent up to Version; with a partial
-// subscription, all changes to the pages in Has.
+// subscription, all changes to the pages in Has. With Sums it also has what may be the bytes of now of
+// other pages: those in Has. The home of before has sent them, and the one of now has no versions that
+// could be compared with its. A page whose sum is that of the home's bytes is up to date.
 type ExtentVersion struct {
 	Extent  dsm.ExtentIndex
 	Version dsm.Version
-	Has     dsm.PageSet // of a partial subscription: the pages that the sender has
+	Has     dsm.PageSet // of a partial subscription: the pages that the sender has; else those of Sums
+	Sums    []byte      // nil, or SumSize bytes for each page in Has, in order, big endian: xxhash, with Subscribe.Seed
 }
+
+// SumSize is the size of a sum in ExtentVersion.
+const SumSize = 8
 
 // ExtentPages names pages of an extent.
 type ExtentPages struct {
@@ -85,6 +91,7 @@ type Subscribe struct {
 	OnRequest bool // push only after an Acquire or Fetch
 	Partial   bool
 	Group     uint64
+	Seed      uint64 // of the sums, drawn for each message
 	Slots     []dsm.Slot
 	Extents   []ExtentVersion
 }
