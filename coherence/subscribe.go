@@ -168,7 +168,17 @@ const (
 	subscribeOnce = 1024
 	// sumsPart bounds the extents in one Subscribe with sums of their pages likewise.
 	sumsPart = 240
+	// sumsOnce bounds the extents of which a step computes sums: it takes 0.1 s for each GiB. What is beyond it is sent again.
+	sumsOnce = 4096
 )
+
+// pageSums computes the sums of pages in a step.
+type pageSums struct {
+	moved bool // the homes may have begun anew with versions
+	seed  uint64
+	of    *pages.Sums
+	left  int // extents
+}
 
 // slotsAtOnceLocked returns for how many slots one Subscribe is.
 func (a *Area) slotsAtOnceLocked() int {
@@ -195,28 +205,28 @@ func (a *Area) subscribeLocked(list []dsm.Slot, moved bool) {
 		r.slots.asked.put(i, true)
 		r.slots.live.put(i, r.slots.live.has(i) && !r.demand)
 	}
-	once := a.slotsAtOnceLocked()
+	once, seed := a.slotsAtOnceLocked(), rand.Uint64()
+	sums := &pageSums{moved, seed, pages.NewSums(seed), sumsOnce}
 	for _, home := range slices.Sorted(maps.Keys(slots)) {
 		for some := range slices.Chunk(slots[home], once) {
-			a.subscribeOnceLocked(home, some, moved)
+			a.subscribeOnceLocked(home, some, sums)
 		}
 	}
 }
 
 // subscribeOnceLocked asks a home for some of its slots.
-func (a *Area) subscribeOnceLocked(home dsm.NodeID, list []dsm.Slot, moved bool) {
+func (a *Area) subscribeOnceLocked(home dsm.NodeID, list []dsm.Slot, sums *pageSums) {
 	r := &a.mu.replica
-	seed, atOnce := rand.Uint64(), subscribePart
-	sums := pages.NewSums(seed)
 	in := a.slotSetLocked(slices.Values(list))
 	var left []wire.ExtentVersion
+	atOnce := subscribePart
 	for _, e := range inSlotsLocked(a, r.extents, dsm.ExtentIndex(r.n), &in) {
 		x := r.extents[e]
 		v := wire.ExtentVersion{Extent: e, Version: x.version}
 		if r.demand {
 			v.Has = x.have
 			x.live = false
-		} else if x.anew = x.anew || moved || x.version == 0; x.anew && !a.isSelf(home) {
+		} else if x.anew = x.anew || sums.moved || x.version == 0; x.anew && !a.isSelf(home) {
 			if v.Has, v.Sums = a.sumsLocked(e, x, sums); v.Sums != nil {
 				atOnce = sumsPart
 			}
@@ -236,26 +246,27 @@ func (a *Area) subscribeOnceLocked(home dsm.NodeID, list []dsm.Slot, moved bool)
 			sub.slots = list
 		}
 		r.subs[r.round] = sub
-		a.sendLocked(home, &wire.Subscribe{Stamp: a.stampLocked(), Round: r.round, Group: group, Seed: seed, OnRequest: r.onRequest, Partial: r.demand, Slots: sub.slots, Extents: part})
+		a.sendLocked(home, &wire.Subscribe{Stamp: a.stampLocked(), Round: r.round, Group: group, Seed: sums.seed, OnRequest: r.onRequest, Partial: r.demand, Slots: sub.slots, Extents: part})
 	}
 }
 
 // sumsLocked returns the pages of an extent that are here and may be up to date though the home has given them other versions, and the sums of their bases. It is so when a backup has taken over, or the daemon of the home or of this node was
 // killed: then nearly all pages are what they were. Not if this node was evicted meanwhile: the pages that a home sends say what it has merged of what was sent before.
-func (a *Area) sumsLocked(e dsm.ExtentIndex, x *replicaExtent, of *pages.Sums) (set dsm.PageSet, sums []byte) {
-	if a.versionedLocked() || a.mu.absence.has(e) {
+func (a *Area) sumsLocked(e dsm.ExtentIndex, x *replicaExtent, s *pageSums) (set dsm.PageSet, sums []byte) {
+	if a.versionedLocked() || a.mu.absence.has(e) || s.left == 0 {
 		return set, nil
 	}
+	s.left--
 	set = x.have.Minus(x.outdated).And(a.withinLocked(e))
 	for i := range set.All() {
-		sums = binary.BigEndian.AppendUint64(sums, of.Base(a.mu.mem, page(e, i)))
+		sums = binary.BigEndian.AppendUint64(sums, s.of.Base(a.mu.mem, page(e, i)))
 	}
 	return set, sums
 }
 
 // sameLocked returns which of the pages that a subscriber seems to lack it has, by their sums.
 func (a *Area) sameLocked(x *wire.ExtentVersion, lacks dsm.PageSet, of *pages.Sums) (same dsm.PageSet) {
-	if len(x.Sums) != wire.SumSize*x.Has.Len() {
+	if len(x.Sums) != wire.SumSize*x.Has.Len() || a.mu.mem == nil || !a.mu.mem.Homed(x.Extent) {
 		return same
 	}
 	sums := x.Sums

@@ -100,18 +100,23 @@ func TestSumsThatDoNotAddUp(t *testing.T) {
 		publish(home)
 		s.calm()
 		sums := pages.NewSums(3)
-		right := wire.ExtentVersion{Has: dsm.Range(0, 1)}
-		right.Has, right.Sums = x.area.sumsLocked(0, &replicaExtent{have: dsm.Range(0, 1)}, sums)
+		right, once := wire.ExtentVersion{}, &pageSums{of: sums, left: 1}
+		here := &replicaExtent{have: dsm.Range(0, 1)}
+		right.Has, right.Sums = x.area.sumsLocked(0, here, once)
+		if _, more := x.area.sumsLocked(0, here, once); more != nil {
+			t.Error("a step computes more sums than it may")
+		}
 		for what, c := range map[string]struct {
 			change func(v *wire.ExtentVersion)
 			same   int
 		}{
-			"right":        {func(*wire.ExtentVersion) {}, 1},
-			"none":         {func(v *wire.ExtentVersion) { v.Sums = nil }, 0},
-			"too few":      {func(v *wire.ExtentVersion) { v.Sums = v.Sums[1:] }, 0},
-			"too many":     {func(v *wire.ExtentVersion) { v.Sums = append(v.Sums, v.Sums...) }, 0},
-			"wrong":        {func(v *wire.ExtentVersion) { v.Sums = append([]byte{v.Sums[0] + 1}, v.Sums[1:]...) }, 0},
-			"past the end": {func(v *wire.ExtentVersion) { v.Has = dsm.Range(99, 100) }, 0},
+			"right":                        {func(*wire.ExtentVersion) {}, 1},
+			"none":                         {func(v *wire.ExtentVersion) { v.Sums = nil }, 0},
+			"too few":                      {func(v *wire.ExtentVersion) { v.Sums = v.Sums[1:] }, 0},
+			"too many":                     {func(v *wire.ExtentVersion) { v.Sums = append(v.Sums, v.Sums...) }, 0},
+			"wrong":                        {func(v *wire.ExtentVersion) { v.Sums = append([]byte{v.Sums[0] + 1}, v.Sums[1:]...) }, 0},
+			"of an extent that is nowhere": {func(v *wire.ExtentVersion) { v.Extent = 7 }, 0},
+			"past the end":                 {func(v *wire.ExtentVersion) { v.Has = dsm.Range(99, 100) }, 0},
 		} {
 			v := right
 			c.change(&v)

@@ -91,7 +91,7 @@ type Subscribe struct {
 	OnRequest bool // push only after an Acquire or Fetch
 	Partial   bool
 	Group     uint64
-	Seed      uint64 // of the sums, drawn for each message
+	Seed      uint64 // of the sums; a sender draws another one each time that it subscribes
 	Slots     []dsm.Slot
 	Extents   []ExtentVersion
 }
