@@ -44,7 +44,7 @@ func (a *Area) homeSubscribeLocked(from dsm.NodeID, m *wire.Subscribe) {
 		switch {
 		case s.partial:
 			lacks = lacks.And(l.has)
-		case x.Sums != nil && !lacks.Empty():
+		case x.Sums != nil && !lacks.Empty() && m.Gen == a.mu.ino.Gen: // else it is about to follow a shrink, or other rules
 			if sums == nil {
 				sums = pages.NewSums(m.Seed)
 			}

@@ -76,6 +76,7 @@ type replicaExtent struct {
 	live     bool        // the home has answered the Subscribe; pushes that came before belong to an earlier subscription
 	version  dsm.Version // all changes up to here are in the base copy
 	anew     bool        // the home may have given all pages other versions since
+	summed   uint64      // the round of a Subscribe with sums that is not answered; 0: there is none. The base stays what it is until then: see sumsLocked
 	have     dsm.PageSet // pages whose bytes are here
 	outdated dsm.PageSet // pages known to be newer at the home
 	dirty    dsm.PageSet // pages stored to since they were last published
@@ -202,7 +203,7 @@ func (a *Area) replicaPushLocked(from dsm.NodeID, m *wire.Push, payload [][]byte
 		return nil // the home pushes again when it applies the same catalog entry: see homeGenChangedLocked
 	}
 	x := a.extentLocked(m.Extent)
-	if !x.live || a.awaitsAnswerLocked(m.Extent) {
+	if !x.live || x.summed != 0 || a.awaitsAnswerLocked(m.Extent) {
 		return nil
 	}
 	if a.versionedLocked() {

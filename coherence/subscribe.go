@@ -223,6 +223,7 @@ func (a *Area) subscribeOnceLocked(home dsm.NodeID, list []dsm.Slot, sums *pageS
 	for _, e := range inSlotsLocked(a, r.extents, dsm.ExtentIndex(r.n), &in) {
 		x := r.extents[e]
 		v := wire.ExtentVersion{Extent: e, Version: x.version}
+		x.summed = 0
 		if r.demand {
 			v.Has = x.have
 			x.live = false
@@ -246,18 +247,30 @@ func (a *Area) subscribeOnceLocked(home dsm.NodeID, list []dsm.Slot, sums *pageS
 			sub.slots = list
 		}
 		r.subs[r.round] = sub
+		for _, v := range part {
+			if v.Sums != nil {
+				r.extents[v.Extent].summed = r.round
+			}
+		}
 		a.sendLocked(home, &wire.Subscribe{Stamp: a.stampLocked(), Round: r.round, Group: group, Seed: sums.seed, OnRequest: r.onRequest, Partial: r.demand, Slots: sub.slots, Extents: part})
 	}
 }
 
 // sumsLocked returns the pages of an extent that are here and may be up to date though the home has given them other versions, and the sums of their bases. It is so when a backup has taken over, or the daemon of the home or of this node was
 // killed: then nearly all pages are what they were. Not if this node was evicted meanwhile: the pages that a home sends say what it has merged of what was sent before.
+//
+// The home compares with its bytes of the moment at which it handles the Subscribe. If they are the same, this node is as one who has had all that was merged before, provided that its base does not change in between but by what the home does after that, though bytes may
+// become again what they were. So pushes are not taken until the answer: what the home has sent before counts as not sent when it has the Subscribe. Pages of publications under way are left out, since their acks may come first. The home looks at no sums of another generation:
+// this node is about to clear what a shrink has cut off. What this node publishes later comes to the home behind the Subscribe.
 func (a *Area) sumsLocked(e dsm.ExtentIndex, x *replicaExtent, s *pageSums) (set dsm.PageSet, sums []byte) {
 	if a.versionedLocked() || a.mu.absence.has(e) || s.left == 0 {
 		return set, nil
 	}
 	s.left--
 	set = x.have.Minus(x.outdated).And(a.withinLocked(e))
+	for pub := range x.publications() {
+		set = set.Minus(pub.pages)
+	}
 	for i := range set.All() {
 		sums = binary.BigEndian.AppendUint64(sums, s.of.Base(a.mu.mem, page(e, i)))
 	}
@@ -293,11 +306,11 @@ func (a *Area) replicaSubscribedLocked(from dsm.NodeID, m *wire.Subscribed) {
 	}
 	for _, l := range m.Lacks {
 		delete(full, l.Extent)
-		a.extentSubscribedLocked(from, m.Epoch, l.Extent, l.Pages)
+		a.extentSubscribedLocked(from, m, l.Extent, l.Pages)
 	}
 	for _, e := range m.Full {
 		if full[e] {
-			a.extentSubscribedLocked(from, m.Epoch, e, dsm.PageSet{})
+			a.extentSubscribedLocked(from, m, e, dsm.PageSet{})
 		}
 	}
 	if a.mu.wake = true; m.More {
@@ -319,18 +332,20 @@ func (a *Area) replicaSubscribedLocked(from dsm.NodeID, m *wire.Subscribed) {
 	}
 	for _, e := range inSlotsLocked(a, r.extents, dsm.ExtentIndex(r.n), &in) { // extents whose state was made after the Subscribe
 		if !r.extents[e].live {
-			a.extentSubscribedLocked(from, m.Epoch, e, dsm.PageSet{})
+			a.extentSubscribedLocked(from, m, e, dsm.PageSet{})
 		}
 	}
 	a.homeAnsweredLocked(from, m)
 }
 
-func (a *Area) extentSubscribedLocked(from dsm.NodeID, epoch dsm.Epoch, e dsm.ExtentIndex, lacks dsm.PageSet) {
-	if !a.fromHomeLocked(from, epoch, e) {
+func (a *Area) extentSubscribedLocked(from dsm.NodeID, m *wire.Subscribed, e dsm.ExtentIndex, lacks dsm.PageSet) {
+	if !a.fromHomeLocked(from, m.Epoch, e) {
 		return
 	}
 	x := a.extentLocked(e)
-	x.live = true
+	if x.live = true; x.summed == m.Round {
+		x.summed = 0
+	}
 	if a.mu.replica.demand {
 		a.mu.replica.setOutdated(x, lacks.And(x.have))
 		return

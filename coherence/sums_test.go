@@ -17,7 +17,7 @@ func TestWhatIsHereDoesNotComeAgain(t *testing.T) {
 	for what, c := range map[string]struct {
 		killed func(home, x *simNode) *simNode
 		meanwhile,
-		comes int // pages that change, and that come to another node than the one that was killed
+		comes int // pages of each extent that change, and that come to x
 	}{
 		"the home":                       {func(home, _ *simNode) *simNode { return home }, 0, 0},
 		"a replica":                      {func(_, x *simNode) *simNode { return x }, 0, 0},
@@ -50,24 +50,18 @@ func TestWhatIsHereDoesNotComeAgain(t *testing.T) {
 				}
 				home.node.keepServed()
 				killed := c.killed(home, x)
-				other := x
-				if killed == x {
-					other = y
-				}
 				if c.meanwhile > 0 { // y's publish has been merged, and x is not told
 					store(y, c.meanwhile, 2)
 					s.rest()
 					s.deliverAll(link{y.i, home.i})
-					other = x
 				}
-				before := other.node.stats.pagesReceived.Load()
+				before := x.node.stats.pagesReceived.Load()
 				time.Sleep(time.Second)
-				killed.goOn()
-				if other == killed {
+				if killed.goOn(); killed == x { // which counts anew
 					before = 0
 				}
 				s.calm()
-				if got, want := int(other.node.stats.pagesReceived.Load()-before), extents*c.comes; got != want {
+				if got, want := int(x.node.stats.pagesReceived.Load()-before), extents*c.comes; got != want {
 					t.Errorf("%d pages have come, want %d", got, want)
 				}
 				for _, n := range s.nodes {
@@ -129,4 +123,127 @@ func TestSumsThatDoNotAddUp(t *testing.T) {
 			t.Errorf("with another seed: pages %v are the same", got)
 		}
 	})
+}
+
+// byte5 is where the tests of bytes that come back store.
+const byte5 = 5 * dsm.PageSize
+
+// anewHome is a home whose daemon was killed, and two nodes that have what it has: 1 at byte5.
+func anewHome(t *testing.T) (s *sim, home, x, y *simNode) {
+	s = newHomed(t, 3, dsm.Inode{Size: dsm.ExtentSize})
+	home, x, y = s.nodes[0], s.nodes[1], s.nodes[2]
+	home.hold()
+	for _, n := range s.nodes {
+		n.open(true)
+	}
+	s.calm()
+	y.says(1)
+	s.calm()
+	home.area.step(home.area.mu.mem.WorkingIsNewest)
+	home.node.keepServed()
+	home.goOn()
+	return s, home, x, y
+}
+
+// says stores a value to byte5 and publishes it.
+func (n *simNode) says(v byte) {
+	if err := n.area.WriteAt(context.Background(), []byte{v}, byte5); err != nil {
+		n.sim.t.Fatal(err)
+	}
+	publish(n)
+	n.sim.rest()
+}
+
+// talk delivers what two nodes say to each other.
+func (s *sim) talk(one, other *simNode) {
+	for range 6 {
+		s.deliverAll(link{one.i, other.i})
+		s.deliverAll(link{other.i, one.i})
+	}
+}
+
+// cut drops what is under way between two nodes.
+func (s *sim) cut(one, other *simNode) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, k := range []link{{one.i, other.i}, {other.i, one.i}} {
+		dropped(s.net[k])
+		s.net[k] = nil
+	}
+}
+
+// TestBytesComeBackWhileAPushIsUnderWay: the session of a home and x breaks. The home pushes 2 again, and has 1 again when the Subscribe of x comes, with the sum of 1. What x takes of the push must not stay.
+func TestBytesComeBackWhileAPushIsUnderWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, home, x, y := anewHome(t)
+		s.calm()
+		y.says(2)
+		s.talk(y, home)
+		s.cut(home, x)
+		x.reset(home)
+		s.rest()
+		home.reset(x)
+		s.rest()
+		y.says(1)
+		s.talk(y, home)
+		s.deliverAll(link{x.i, home.i})
+		s.deliverAll(link{home.i, x.i})
+		s.calm()
+		allHave(t, s, 1)
+	})
+}
+
+func allHave(t *testing.T, s *sim, want byte) {
+	t.Helper()
+	for _, n := range s.nodes {
+		if got := byteAt(t, n, byte5); got != want {
+			t.Errorf("node %d has %d, want %d", n.i, got, want)
+		}
+	}
+}
+
+// TestBytesComeBackBehindAShrink: the area is truncated, grows, and gets the same bytes again. x has sent the sum of those of before when it has not heard of that.
+func TestBytesComeBackBehindAShrink(t *testing.T) {
+	for _, breaks := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			s, home, x, y := anewHome(t)
+			if breaks {
+				s.calm()
+			}
+			s.resize(0)
+			s.resize(dsm.ExtentSize)
+			for _, n := range []*simNode{home, y} {
+				for n.behindCatalog() {
+					n.apply()
+				}
+			}
+			s.rest()
+			s.talk(y, home)
+			if breaks {
+				s.cut(home, x)
+			}
+			y.says(1)
+			s.talk(y, home)
+			if breaks {
+				s.cut(home, x)
+				x.reset(home)
+				s.rest()
+				s.deliverAll(link{x.i, home.i}) // before the home knows of it
+				home.reset(x)
+				s.rest()
+			} else {
+				s.deliverAll(link{home.i, x.i}) // x hears that the home has gone
+				for x.area.mu.view.Epoch != home.area.mu.view.Epoch {
+					x.apply()
+					s.rest()
+				}
+				s.deliverAll(link{x.i, home.i})
+			}
+			for x.behindCatalog() {
+				x.apply()
+			}
+			s.calm()
+			allHave(t, s, 1)
+		})
+	}
 }

@@ -6,7 +6,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// Sums computes sums of pages, with which nodes find out that they have the same bytes. A seed that nobody knows before keeps programs from making pages of the same sum; else two pages have it once in 2^64.
+// Sums computes sums of pages, with which nodes find out that they have the same bytes. Two other pages have the same sum once in 2^64. Who may store to a file can make pages that have it more often, also without the seed: then other nodes keep the one that they have for the other.
 // The zero value is not ready: see NewSums.
 type Sums struct {
 	digest *xxhash.Digest
