@@ -2,6 +2,7 @@ package coherence
 
 import (
 	"context"
+	"math/rand/v2"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -244,6 +245,83 @@ func TestBytesComeBackBehindAShrink(t *testing.T) {
 			}
 			s.calm()
 			allHave(t, s, 1)
+		})
+	}
+}
+
+// TestBytesThatComeBack: nodes store one of two values to one byte, while daemons of the home are killed, sessions break, and the area is truncated and gets longer again, in any order. So pages often have the bytes of before. In the end all nodes have the same.
+func TestBytesThatComeBack(t *testing.T) {
+	for seed := range uint64(100 * usualRuns()) {
+		synctest.Test(t, func(t *testing.T) {
+			s, home, _, _ := anewHome(t)
+			rng := rand.New(rand.NewPCG(seed, 3))
+			for range 100 {
+				n := s.nodes[rng.IntN(3)]
+				switch rng.IntN(16) {
+				case 0, 1, 2:
+					if n.area.mu.ino.Size > byte5 {
+						n.says(byte(rng.IntN(2)))
+					}
+				case 3:
+					if n != home {
+						s.cut(home, n)
+						ends := []func(){func() { n.reset(home) }, func() { home.reset(n) }}
+						other := s.nodes[3-n.i]
+						meanwhile := []func(){
+							func() { s.talk(other, home) },
+							func() { s.deliverAll(link{n.i, home.i}) },
+							func() { s.deliverAll(link{home.i, n.i}) },
+							func() {
+								if other.area.mu.ino.Size > byte5 {
+									other.says(byte(rng.IntN(2)))
+									s.talk(other, home)
+								}
+							},
+						}
+						i := rng.IntN(2)
+						for k := range 6 {
+							if k == 0 || k == 3 {
+								ends[(i+k)%2]()
+							}
+							s.rest()
+							meanwhile[rng.IntN(len(meanwhile))]()
+						}
+					}
+				case 4:
+					if !home.behindCatalog() {
+						home.goOn()
+					}
+				case 5:
+					s.resize(0)
+					s.resize(dsm.ExtentSize)
+					if rng.IntN(2) == 0 { // all but one follow
+						for _, o := range s.nodes {
+							for o != n && o.behindCatalog() {
+								o.apply()
+							}
+						}
+					}
+				case 6, 7, 8, 9:
+					if n != home { // the third node falls behind
+						s.talk(n, home)
+					}
+				case 10, 11:
+					if n.behindCatalog() {
+						n.apply()
+					}
+				default:
+					s.deliver()
+				}
+				s.rest()
+			}
+			s.catchUp()
+			s.calm()
+			want := byteAt(t, home, byte5)
+			for _, n := range s.nodes[1:] {
+				if got := byteAt(t, n, byte5); got != want {
+					t.Fatalf("seed %d: node %d has %d, and the home %d", seed, n.i, got, want)
+				}
+			}
 		})
 	}
 }
