@@ -37,10 +37,10 @@ const attachWindow = 8
 type Attachment struct {
 	area     *Area
 	write    bool
-	mount    bool   // it is that of the mount
-	draft    *draft // nil: it maps a copy of the area
-	which    pages.Copy
-	released bool // the program cannot store any more: see Released
+	mount    bool       // it is that of the mount
+	draft    *draft     // nil: it maps a copy of the area
+	which    pages.Copy // that one
+	released bool       // the program cannot store any more: see Released
 }
 
 // Attach prepares the area for one more program that maps its memory, and returns a descriptor of that memory. The

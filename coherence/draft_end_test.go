@@ -9,10 +9,10 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// attachesOne has process 1 attach the area.
-func (n *simNode) attachesOne(write bool) (a *Attachment) {
+// attaches has a process attach the area.
+func (n *simNode) attaches(program int, write bool) (a *Attachment) {
 	n.ask("attach", func(ctx context.Context) error {
-		t, f, err := n.attachAs(ctx, 1, write)
+		t, f, err := n.attachAs(ctx, program, write)
 		if err != nil {
 			return err
 		}
@@ -31,7 +31,7 @@ func newBoth(t *testing.T, kept bool) (s *sim, home, n *simNode, w, r *Attachmen
 	if kept {
 		n.open(true)
 	}
-	w, r = n.attachesOne(true), n.attachesOne(false)
+	w, r = n.attaches(1, true), n.attaches(1, false)
 	put(t, home, 5)
 	for _, n := range s.nodes {
 		n.joinRound()
@@ -110,7 +110,7 @@ func TestResultOfOneHome(t *testing.T) {
 		s.changeView(func(v *dsm.View) { s.rowOf(v, 1).Primary = other.id })
 		s.catchUp()
 		home.open(true)
-		w, r := n.attachesOne(true), n.attachesOne(false)
+		w, r := n.attaches(1, true), n.attaches(1, false)
 		put(t, home, 2)
 		publish(home)
 		s.calm()
@@ -168,7 +168,7 @@ func TestAttachBesideTheEndOfAWriter(t *testing.T) {
 			s := newHomed(t, 2, sums(1, dsm.ApplySync))
 			home, n := s.nodes[0], s.nodes[1]
 			home.open(true)
-			w := n.attachesOne(true)
+			w := n.attaches(1, true)
 			put(t, home, 5)
 			publish(home)
 			s.calm()
@@ -177,7 +177,7 @@ func TestAttachBesideTheEndOfAWriter(t *testing.T) {
 			w.released = true
 			w.draft.storesLocked(-1)
 			n.area.mu.Unlock()
-			next := n.attachesOne(write)
+			next := n.attaches(1, write)
 			if got := next.draft.mem.Memory(0)[0]; got != 5 {
 				t.Errorf("to store: %v: the process sees %d, want 5", write, got)
 			}
@@ -195,15 +195,7 @@ func TestEndOfAProgramBesideAnother(t *testing.T) {
 		home.open(false)
 		var both [2]*Attachment
 		for i := range both {
-			n.ask("attach", func(ctx context.Context) error {
-				at, f, err := n.attachAs(ctx, i+1, true)
-				if err != nil {
-					return err
-				}
-				both[i], n.area = at, at.area
-				return f.Close()
-			}, nil)
-			s.calm()
+			both[i] = n.attaches(i+1, true)
 			defer both[i].Track(nil, 0, dsm.ExtentSize)()
 		}
 		both[0].draft.mem.Memory(0)[0] = 5

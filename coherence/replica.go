@@ -417,7 +417,7 @@ func (a *Area) replicaViewChangedLocked(old *dsm.View) {
 	if len(a.mu.dead) > 0 || len(deadOf(old)) > 0 { // the last of them may be back
 		a.abandonDeadLocked()
 	}
-	a.resubscribeLocked(slices.Sorted(maps.Keys(moved)), true)
+	a.resubscribeLocked(slices.Sorted(maps.Keys(moved)), old)
 	a.markAgainLocked()
 	a.restartInquiriesLocked()
 }
@@ -431,7 +431,7 @@ func (a *Area) replicaResetLocked(peer dsm.NodeID) {
 				delete(r.subs, round)
 			}
 		}
-		a.resubscribeLocked(a.homedAtLocked(peer), false)
+		a.resubscribeLocked(a.homedAtLocked(peer), nil)
 		a.markAgainAfterResetLocked(peer)
 	}
 	a.restartInquiriesLocked()
@@ -443,10 +443,10 @@ func (a *Area) homedAtLocked(n dsm.NodeID) []dsm.Slot {
 }
 
 // resubscribeLocked subscribes to the slots, and sends everything again that is under way for their extents. It also sends
-// all Acquires again. moved is that of subscribeLocked.
-func (a *Area) resubscribeLocked(list []dsm.Slot, moved bool) {
+// all Acquires again. old is that of subscribeLocked.
+func (a *Area) resubscribeLocked(list []dsm.Slot, old *dsm.View) {
 	r := &a.mu.replica
-	a.subscribeLocked(list, moved)
+	a.subscribeLocked(list, old)
 	in := a.slotSetLocked(slices.Values(list))
 	for _, e := range a.busyExtentsLocked() {
 		if !in.has(slotIndex(a.slotLocked(e))) {
@@ -485,7 +485,7 @@ func (a *Area) replicaResizedLocked(was, is int64) {
 		if len(added) > 0 {
 			r.whole = 0 // others may have published there, and this node may have heard of the versions
 		}
-		a.subscribeLocked(added, false)
+		a.subscribeLocked(added, nil)
 		if len(added) > 0 { // what others have stored there is behind the Subscribe
 			a.acquireAgainLocked()
 		}

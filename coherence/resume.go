@@ -202,7 +202,7 @@ func (a *Area) replicaOfLocked(sent []*pages.Sent, least int64, evicted bool) er
 	case evicted: // as in returningLocked
 		a.compareLocked(false, func(dsm.ExtentIndex) bool { return true })
 	}
-	a.resubscribeLocked(a.slotsLocked(0), true)
+	a.resubscribeLocked(a.slotsLocked(0), nil)
 	a.markAgainLocked()
 	return nil
 }

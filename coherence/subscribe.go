@@ -18,7 +18,7 @@ import (
 type subscribing struct {
 	home    dsm.NodeID
 	slots   []dsm.Slot
-	extents []wire.ExtentVersion
+	extents []dsm.ExtentIndex
 }
 
 // addToLocked adds to set the slots that the Subscribe is for, without those from which the replica has unsubscribed since.
@@ -31,8 +31,8 @@ func (s *subscribing) addToLocked(set map[dsm.Slot]struct{}, a *Area) {
 	for _, slot := range s.slots {
 		add(slot)
 	}
-	for _, x := range s.extents {
-		add(a.slotLocked(x.Extent))
+	for _, e := range s.extents {
+		add(a.slotLocked(e))
 	}
 }
 
@@ -156,7 +156,7 @@ func (a *Area) startReplicaLocked() error {
 	r.n = a.extentsLocked()
 	r.zero = dsm.ExtentIndex(r.n)
 	a.materializeLastLocked()
-	a.subscribeLocked(a.slotsLocked(0), false)
+	a.subscribeLocked(a.slotsLocked(0), nil)
 	return nil
 }
 
@@ -174,10 +174,8 @@ const (
 
 // pageSums computes the sums of pages in a step.
 type pageSums struct {
-	moved bool // the homes may have begun anew with versions
-	seed  uint64
-	of    *pages.Sums
-	left  int // extents
+	of   *pages.Sums
+	left int // extents
 }
 
 // slotsAtOnceLocked returns for how many slots one Subscribe is.
@@ -191,8 +189,8 @@ func (a *Area) slotsAtOnceLocked() int {
 }
 
 // subscribeLocked asks the homes of the slots for the updates of all their extents. For extents that have state it asks only for what is
-// newer than their versions. moved says that the homes may have begun anew with versions: see sumsLocked.
-func (a *Area) subscribeLocked(list []dsm.Slot, moved bool) {
+// newer than their versions. old is the view in which it has done so before, if there is another one since, else nil.
+func (a *Area) subscribeLocked(list []dsm.Slot, old *dsm.View) {
 	if len(list) == 0 {
 		return
 	}
@@ -205,18 +203,19 @@ func (a *Area) subscribeLocked(list []dsm.Slot, moved bool) {
 		r.slots.asked.put(i, true)
 		r.slots.live.put(i, r.slots.live.has(i) && !r.demand)
 	}
-	once, seed := a.slotsAtOnceLocked(), rand.Uint64()
-	sums := &pageSums{moved, seed, pages.NewSums(seed), sumsOnce}
+	once := a.slotsAtOnceLocked()
+	sums := &pageSums{pages.NewSums(rand.Uint64()), sumsOnce}
 	for _, home := range slices.Sorted(maps.Keys(slots)) {
 		for some := range slices.Chunk(slots[home], once) {
-			a.subscribeOnceLocked(home, some, sums)
+			a.subscribeOnceLocked(home, some, old, sums)
 		}
 	}
 }
 
 // subscribeOnceLocked asks a home for some of its slots.
-func (a *Area) subscribeOnceLocked(home dsm.NodeID, list []dsm.Slot, sums *pageSums) {
+func (a *Area) subscribeOnceLocked(home dsm.NodeID, list []dsm.Slot, old *dsm.View, sums *pageSums) {
 	r := &a.mu.replica
+	anew := old != nil && a.restartedLocked(home, old)
 	in := a.slotSetLocked(slices.Values(list))
 	var left []wire.ExtentVersion
 	atOnce := subscribePart
@@ -227,7 +226,7 @@ func (a *Area) subscribeOnceLocked(home dsm.NodeID, list []dsm.Slot, sums *pageS
 		if r.demand {
 			v.Has = x.have
 			x.live = false
-		} else if x.anew = x.anew || sums.moved || x.version == 0; x.anew && !a.isSelf(home) {
+		} else if x.anew = x.anew || anew || x.version == 0; x.anew && !a.isSelf(home) {
 			if v.Has, v.Sums = a.sumsLocked(e, x, sums); v.Sums != nil {
 				atOnce = sumsPart
 			}
@@ -242,21 +241,28 @@ func (a *Area) subscribeOnceLocked(home dsm.NodeID, list []dsm.Slot, sums *pageS
 		part := left[:min(len(left), atOnce)]
 		left = left[len(part):]
 		r.round++
-		sub := subscribing{home: home, extents: part}
+		sub := subscribing{home: home, extents: make([]dsm.ExtentIndex, len(part))}
+		for i, v := range part {
+			if sub.extents[i] = v.Extent; v.Sums != nil {
+				r.extents[v.Extent].summed = r.round
+			}
+		}
 		if last = len(left) == 0; last {
 			sub.slots = list
 		}
 		r.subs[r.round] = sub
-		for _, v := range part {
-			if v.Sums != nil {
-				r.extents[v.Extent].summed = r.round
-			}
-		}
-		a.sendLocked(home, &wire.Subscribe{Stamp: a.stampLocked(), Round: r.round, Group: group, Seed: sums.seed, OnRequest: r.onRequest, Partial: r.demand, Slots: sub.slots, Extents: part})
+		a.sendLocked(home, &wire.Subscribe{Stamp: a.stampLocked(), Round: r.round, Group: group, Seed: sums.of.Seed, OnRequest: r.onRequest, Partial: r.demand, Slots: sub.slots, Extents: part})
 	}
 }
 
-// sumsLocked returns the pages of an extent that are here and may be up to date though the home has given them other versions, and the sums of their bases. It is so when a backup has taken over, or the daemon of the home or of this node was
+// restartedLocked reports whether a node has another daemon than in the view old. It goes on as the home, and gives all pages a version of its own. A backup that takes over has the versions of the home before, and so has who is handed a slot.
+func (a *Area) restartedLocked(n dsm.NodeID, old *dsm.View) bool {
+	was, _ := old.Member(n)
+	is, _ := a.mu.view.Member(n)
+	return was.Since != is.Since
+}
+
+// sumsLocked returns the pages of an extent that are here and may be up to date though the home has given them other versions, or this node does not know the versions of what it has, and the sums of their bases. It is so when the daemon of the home, or of this node, was
 // killed: then nearly all pages are what they were. Not if this node was evicted meanwhile: the pages that a home sends say what it has merged of what was sent before.
 //
 // The home compares with its bytes of the moment at which it handles the Subscribe. If they are the same, this node is as one who has had all that was merged before, provided that its base does not change in between but by what the home does after that, though bytes may

@@ -1,6 +1,7 @@
 package coherence
 
 import (
+	"bytes"
 	"context"
 	"math/rand/v2"
 	"testing"
@@ -12,7 +13,7 @@ import (
 	"github.com/dsmfs/dsmfs/pages"
 )
 
-// TestWhatIsHereDoesNotComeAgain: a daemon is killed, of the home of an area or of a node that stores to it, or the area moves while its home is killed. Nobody is sent pages that he has, though their versions are others.
+// TestWhatIsHereDoesNotComeAgain: a daemon is killed, of the home of an area or of a node that stores to it. Nobody is sent pages that he has, though their versions are others.
 func TestWhatIsHereDoesNotComeAgain(t *testing.T) {
 	const extents, each = 3, 20 // some pages of each extent
 	for what, c := range map[string]struct {
@@ -79,6 +80,62 @@ func TestWhatIsHereDoesNotComeAgain(t *testing.T) {
 					}
 				}
 			})
+		})
+	}
+}
+
+// TestVersionsGoAlong: who is handed a slot has the versions of its pages, and so has a backup that takes over. So a node is sent the page that it lacks, and sends no sums.
+func TestVersionsGoAlong(t *testing.T) {
+	for _, dies := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newHomed(t, 3, dsm.Inode{Size: dsm.ExtentSize})
+			home, next, x := s.nodes[0], s.nodes[1], s.nodes[2]
+			if dies {
+				s.copies = 2
+				s.backUp(next)
+			}
+			for _, n := range s.nodes {
+				n.open(true)
+			}
+			s.calm()
+			if err := next.area.WriteAt(context.Background(), bytes.Repeat([]byte{3}, 20*dsm.PageSize), byte5+1); err != nil {
+				t.Fatal(err)
+			}
+			next.says(1)
+			s.calm()
+			next.says(2) // which x does not get of this home
+			s.talk(next, home)
+			before := x.node.stats.pagesReceived.Load()
+			if dies {
+				s.killAfter(home, func(int) int { return 0 })
+				s.bury(home)
+				s.catchUp()
+			} else {
+				s.cut(home, x)
+				s.move(next, 1)
+			}
+			subscribes := 0
+			for more := true; more; more = s.deliver() {
+				s.rest()
+				for _, f := range s.queue(link{x.i, next.i}) {
+					if m, ok := f.msg.(*wire.Subscribe); ok {
+						if subscribes++; m.Extents[0].Sums != nil {
+							t.Errorf("dies %v: x sends sums", dies)
+						}
+					}
+				}
+			}
+			if s.calm(); subscribes == 0 {
+				t.Errorf("dies %v: x does not subscribe", dies)
+			}
+			if got := x.node.stats.pagesReceived.Load() - before; got != 1 {
+				t.Errorf("dies %v: %d pages have come, want 1", dies, got)
+			}
+			for _, n := range []*simNode{next, x} {
+				if got := byteAt(t, n, byte5); got != 2 {
+					t.Errorf("dies %v: node %d has %d, want 2", dies, n.i, got)
+				}
+			}
 		})
 	}
 }

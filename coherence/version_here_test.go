@@ -60,16 +60,7 @@ func TestVersionReachesDrafts(t *testing.T) {
 		c.calm()
 		var both [2]*Attachment
 		for i := range both {
-			n.ask("attach", func(ctx context.Context) error {
-				at, f, err := n.attachAs(ctx, i+1, true)
-				if err != nil {
-					return err
-				}
-				both[i] = at
-				return f.Close()
-			}, nil)
-			c.calm()
-			if both[i] == nil || both[i].draft == nil {
+			if both[i] = n.attaches(i+1, true); both[i] == nil || both[i].draft == nil {
 				t.Fatal("it has no memory of its own")
 			}
 			defer both[i].Track(nil, 0, 4*dsm.PageSize)()

@@ -306,7 +306,7 @@ func (a *Area) modeChangedLocked() {
 	a.dropHistoryLocked()
 	a.mu.whole.stage, a.mu.whole.coming = stage{}, VersionInfo{}
 	if a.mu.replica.subscribed {
-		a.resubscribeLocked(a.askedLocked(), false)
+		a.resubscribeLocked(a.askedLocked(), nil)
 	}
 }
 

@@ -89,10 +89,10 @@ func (a *Area) EndReplicaLater() (free func() error) {
 	}
 	if a.demand != nil {
 		a.demand.bases = nil
-	} else {
-		_ = a.base.leaveFile() // if there is no memory for that, it stays where it is
+		return a.all("end replica", a.demand.closeLater(), a.working.leaveLater())
 	}
-	return a.all("end replica", a.demand.closeLater(), a.working.leaveLater())
+	err := a.base.leaveFile()
+	return a.all("end replica", func() error { return err }, a.working.leaveLater())
 }
 
 // all returns a function that calls all of some.

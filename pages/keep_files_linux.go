@@ -240,15 +240,16 @@ func (a *Area) TakeFile(which Copy, f *HeldFile) error {
 	return a.failed("open", err)
 }
 
-// leaveFile moves a copy that no program maps any more out of its memfd, so that files which were attached once take no descriptors. A large one stays: there cannot be many, and to copy them takes a while.
+// leaveFile moves a copy that no program maps any more out of its memfd, so that files which were attached once take no descriptors. A large one stays: there cannot be many, and to copy them takes a while. So does one for which there is no other
+// memory. What is to be closed afterwards may fail.
 func (c *areaCopy) leaveFile() error {
 	if c.fd < 0 || c.holes || c.len >= moveAhead {
 		return nil
 	}
 	n := newCopy(c.id, c.suffix, c.filed)
 	n.kept = c.kept
-	if err := n.copyOf(c); err != nil {
-		return errors.Join(err, n.close())
+	if n.copyOf(c) != nil {
+		return n.close()
 	}
 	n.at = c.at
 	n.isAt(placeOf(n.piece, n.slot))

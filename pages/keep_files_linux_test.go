@@ -135,16 +135,23 @@ func TestProgramsKeepTheirMemory(t *testing.T) {
 	}
 }
 
+// opensBase has a program open the base, which moves into a file.
+func (h *heldProgram) opensBase() *os.File {
+	h.t.Helper()
+	file, err := h.keep().NewFile(5, BaseCopy)
+	h.must(err)
+	h.must(h.a.TakeFile(BaseCopy, file))
+	h.must(file.Close()) // the copy has it
+	f, err := h.a.OpenBase()
+	h.must(err)
+	return f
+}
+
 // TestReadersKeepTheBase: what a program has mapped to read is the base of the daemons that follow, until nobody needs it any more: also of one that takes no working copy over.
 func TestReadersKeepTheBase(t *testing.T) {
 	for _, n := range []int64{5*dsm.PageSize + 100, 5*dsm.PageSize + 100 + smallCopy} {
 		h := newHeldProgram(t, n)
-		file, err := h.keep().NewFile(5, BaseCopy)
-		h.must(err)
-		h.must(h.a.TakeFile(BaseCopy, file))
-		h.must(file.Close()) // the copy has it
-		f, err := h.a.OpenBase()
-		h.must(err)
+		f := h.opensBase()
 		if _, err := unix.Mmap(int(f.Fd()), 0, dsm.PageSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err == nil {
 			t.Error("a program that reads can store")
 		}
@@ -528,12 +535,7 @@ func TestAreaThatEndsWithItsDaemon(t *testing.T) {
 func TestCopiesLeaveTheirFiles(t *testing.T) {
 	for size, files := range map[int64]int{3*dsm.PageSize + 7: 0, smallCopy + 7: 0, moveAhead + dsm.PageSize: 1} {
 		h := newHeldProgram(t, size)
-		file, err := h.keep().NewFile(5, BaseCopy)
-		h.must(err)
-		h.must(h.a.TakeFile(BaseCopy, file))
-		h.must(file.Close()) // the copy has it
-		f, err := h.a.OpenBase()
-		h.must(err)
+		f := h.opensBase()
 		h.a.BecomeHome(0)
 		h.must(h.a.EndReplica())
 		if h.files() != files || h.a.Filed(BaseCopy) != (files > 0) {
@@ -543,6 +545,7 @@ func TestCopiesLeaveTheirFiles(t *testing.T) {
 		if got := h.a.Home(1)[9]; got != 2 {
 			t.Errorf("%d bytes: the home has %d", size, got)
 		}
+		var err error
 		h.a, err = h.keep().Areas()[0].Take(size, size)
 		h.must(err)
 		h.a.BecomeHome(0)
@@ -564,12 +567,7 @@ func TestCopiesLeaveTheirFiles(t *testing.T) {
 // TestDroppedWhileItIsMapped: the next daemon drops an area that is gone. Programs that have it mapped keep what they have.
 func TestDroppedWhileItIsMapped(t *testing.T) {
 	h := newHeldProgram(t, 5*dsm.PageSize)
-	file, err := h.keep().NewFile(5, BaseCopy)
-	h.must(err)
-	h.must(h.a.TakeFile(BaseCopy, file))
-	h.must(file.Close()) // the copy has it
-	f, err := h.a.OpenBase()
-	h.must(err)
+	f := h.opensBase()
 	h.must(h.keep().Areas()[0].Drop())
 	had := make([]byte, 1)
 	if _, err := f.ReadAt(had, 3*dsm.PageSize); err != nil || had[0] != 4 {

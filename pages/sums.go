@@ -10,19 +10,19 @@ import (
 // The zero value is not ready: see NewSums.
 type Sums struct {
 	digest *xxhash.Digest
-	seed   uint64
 	zero   uint64 // the sum of a page of zeroes
+	Seed   uint64
 }
 
 // NewSums returns what computes sums with a seed.
 func NewSums(seed uint64) *Sums {
-	s := &Sums{digest: xxhash.NewWithSeed(seed), seed: seed}
+	s := &Sums{digest: xxhash.NewWithSeed(seed), Seed: seed}
 	s.zero = s.of(zeroPage)
 	return s
 }
 
 func (s *Sums) of(page []byte) uint64 {
-	s.digest.ResetWithSeed(s.seed)
+	s.digest.ResetWithSeed(s.Seed)
 	_, _ = s.digest.Write(page) // never fails
 	return s.digest.Sum64()
 }

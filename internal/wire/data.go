@@ -62,8 +62,8 @@ type Stamp struct {
 
 // ExtentVersion says that the sender knows all changes to the extent up to Version; with a partial
 // subscription, all changes to the pages in Has. With Sums it also has what may be the bytes of now of
-// other pages: those in Has. The home of before has sent them, and the one of now has no versions that
-// could be compared with its. A page whose sum is that of the home's bytes is up to date.
+// other pages: those in Has. The daemon of the home, or of the sender, is another one since, so their
+// versions cannot be compared. A page whose sum is that of the home's bytes is up to date.
 type ExtentVersion struct {
 	Extent  dsm.ExtentIndex
 	Version dsm.Version
