@@ -204,7 +204,8 @@ func (a *Area) mustAskLocked(off int64, n int) bool {
 // A READ does not wait for room if the page cache was given some of its pages before. A notice for
 // these pages may come, and then waits in the kernel until the READ is answered. All notices that
 // would make pages leave wait behind it. (The READ comes because the kernel has dropped the pages
-// on its own: when memory was short, or when a program asked it to with fadvise.)
+// on its own: when memory was short, or when a program asked it to with fadvise.) Nor does it while the
+// kernel is told to drop all pages, which waits for those that are just read.
 //
 // If asked is not nil it is called in the step in which the last missing page of the range is asked for.
 func (a *Area) bring(ctx context.Context, off int64, n int, then, asked func()) error {
@@ -212,7 +213,7 @@ func (a *Area) bring(ctx context.Context, off int64, n int, then, asked func()) 
 	_, lacks := a.request(a.step, off, n, then, asked)
 	if lacks > 0 {
 		// The next try may find that others have taken the room that is made now.
-		if err := room.make(ctx, lacks); err != nil {
+		if err := room.make(ctx, lacks, func() bool { return then == nil && a.dropsUnder() }); err != nil {
 			return &errs.Error{Op: "fetch", Area: a.id, Kind: errs.Timeout, Err: err}
 		}
 		return nil
@@ -221,6 +222,13 @@ func (a *Area) bring(ctx context.Context, off int64, n int, then, asked func()) 
 		left := int(min(int64(n), a.mu.ino.Size-off))
 		return left <= 0 || a.presentLocked(off, left) || a.mustAskLocked(off, left)
 	}, dead: func() dsm.NodeID { return a.deadForLocked(off, int64(n)) }, onHomes: true, few: n <= dsm.ExtentSize, done: make(chan struct{})})
+}
+
+// dropsUnder reports whether the kernel is told to drop all pages, or to drop some by notices of an earlier ledger.
+func (a *Area) dropsUnder() (is bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.mu.drops.Under()
 }
 
 // request asks for the pages of [off, off+n) that are not here, and for those that will probably be
@@ -240,7 +248,7 @@ func (a *Area) request(step func(event func()), off int64, n int, then, asked fu
 		lacks = count(want)
 		switch {
 		case lacks == 0 || room.tryTake(lacks): // pages that were asked for already have their room
-		case then == nil && a.mu.cached.Given(off, int64(n)):
+		case then == nil && (a.mu.cached.Given(off, int64(n)) || a.mu.drops.Under()):
 			room.overtake(lacks)
 		default:
 			return
@@ -303,7 +311,7 @@ func (s *staying) end() {
 
 // bringAhead fetches pages that no program waits for yet, once room has been made for them.
 func (a *Area) bringAhead(first dsm.PageIndex, stride int64, pages, n int) {
-	err := a.node.room.take(a.node.room.ctx, n)
+	err := a.node.room.take(a.node.room.ctx, n, func() bool { return false })
 	a.step(func() {
 		r := &a.mu.replica
 		r.making = false

@@ -3,6 +3,7 @@ package coherence
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"testing"
 	"testing/synctest"
 
@@ -113,4 +114,48 @@ func TestBeginFaultIsBrief(t *testing.T) {
 			t.Errorf("%d extents are published in the end, want %d", k, extents)
 		}
 	})
+}
+
+// TestNoWaitForRoomWhileAllIsDropped: the kernel has the page of a READ or a write(2) locked, and a drop of all pages waits for it. No page leaves meanwhile, so neither waits for room, also if it did when the drop began.
+func TestNoWaitForRoomWhileAllIsDropped(t *testing.T) {
+	for _, waits := range []bool{false, true} {
+		for _, writes := range []bool{false, true} {
+			t.Run(fmt.Sprint(waits, writes), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					s := newSim(t, 2, 2, onDemand(dsm.Inode{Size: dsm.ExtentSize}))
+					n := s.nodes[1]
+					n.open(true)
+					s.calm()
+					room := &n.node.room
+					room.budget = leastRoom
+					room.overtake(int(room.limit())) // of pages that do not leave
+					over := false
+					call := func() {
+						n.ask("use a page", func(ctx context.Context) error {
+							if writes {
+								return n.area.WriteAt(ctx, []byte{7}, 100)
+							}
+							_, err := n.area.ReadAt(ctx, make([]byte, dsm.PageSize), 0)
+							return err
+						}, func(err error) { over = err == nil })
+					}
+					if waits {
+						call()
+						if s.rest(); over {
+							t.Fatal("it does not wait for room")
+						}
+					}
+					ended := n.area.KernelDrops()
+					if !waits {
+						call()
+					}
+					if s.calm(); !over {
+						t.Error("it waits for room")
+					}
+					ended()
+					room.give(int(room.limit()))
+				})
+			})
+		}
+	}
 }

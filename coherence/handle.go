@@ -304,7 +304,7 @@ func (a *Area) writeWithRoom(ctx context.Context, p []byte, off int64, w way) er
 			lacks = count(a.missingOfLocked(off, len(p)))
 		}
 	})
-	if err := a.node.room.take(ctx, lacks); err != nil {
+	if err := a.node.room.take(ctx, lacks, a.dropsUnder); err != nil { // the kernel has the pages locked meanwhile: see bring
 		if w != writtenPast {
 			a.step(func() {
 				if a.mu.replica.subscribed {

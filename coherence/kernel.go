@@ -43,6 +43,7 @@ func (a *Area) KernelDrops() (ended func()) {
 			end = a.mu.drops.Begin() // there may be a ledger before it has ended
 		}
 	})
+	a.node.room.ring() // who waits for room is waited for: see bring
 	return func() { a.note(end) }
 }
 

@@ -131,10 +131,14 @@ func (m *room) tryTake(n int) bool {
 // overtake takes room for n pages even if there is none.
 func (m *room) overtake(n int) { m.taken.Add(int64(n)) }
 
-// take takes room for n pages, and makes it if necessary.
-func (m *room) take(ctx context.Context, n int) error {
+// take takes room for n pages, and makes it if necessary. It does not wait while at is true: the caller rings when it becomes so.
+func (m *room) take(ctx context.Context, n int, at func() bool) error {
 	for n > 0 && !m.tryTake(n) {
-		if err := m.make(ctx, n); err != nil {
+		if at() {
+			m.overtake(n)
+			return nil
+		}
+		if err := m.make(ctx, n, at); err != nil {
 			return err
 		}
 	}
@@ -142,13 +146,13 @@ func (m *room) take(ctx context.Context, n int) error {
 }
 
 // make evicts pages until there is room for n. If all pages must be published first it waits, until
-// ctx ends.
-func (m *room) make(ctx context.Context, n int) error {
+// ctx ends. It returns when at is true, whether there is room or not.
+func (m *room) make(ctx context.Context, n int, at func() bool) error {
 	m.waiters.Add(1)
 	defer m.waiters.Add(-1)
 	for {
 		bell := m.hear()
-		if m.free(n) || m.evict(ctx, n) {
+		if m.free(n) || at() || m.evict(ctx, n) {
 			return nil
 		}
 		select {

@@ -209,7 +209,7 @@ func newCached(a *Area) *Cached {
 		late:    map[dsm.PageIndex]late{},
 		others:  map[dsm.PageIndex][]frame{},
 		windows: map[dsm.ExtentIndex]*window{},
-		shaken:  a.drops.under(),
+		shaken:  a.drops.Under(),
 	}
 	return a.ledger
 }

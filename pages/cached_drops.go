@@ -19,8 +19,8 @@ func (d *Drops) Begin() (ended func()) {
 // Done says that the kernel has taken a notice of an earlier ledger. It ignores others.
 func (d *Drops) Done(n Notice) { delete(d.notices, n.id) }
 
-// under reports whether anything is under way.
-func (d *Drops) under() bool { return d.calls > 0 || len(d.notices) > 0 }
+// Under reports whether anything is under way.
+func (d *Drops) Under() bool { return d.calls > 0 || len(d.notices) > 0 }
 
 // Replaced says that the ledger is not in use any more. What it has in flight goes on.
 func (c *Cached) Replaced() {

@@ -32,7 +32,7 @@ type window struct {
 // EndWrite records that a write(2) has been taken, except for its pages that are not here. The next
 // write(2) begins after it.
 func (c *Cached) EndWrite() {
-	c.shaken, c.again = c.area.drops.under(), false
+	c.shaken, c.again = c.area.drops.Under(), false
 	clear(c.windows)
 }
 
