@@ -171,8 +171,12 @@ func (a *Area) residencyChangedLocked() {
 		a.node.cfg.Log.Warn("the residency of an area changes on this node when no program has the area open any more", "area", a.id)
 		return
 	}
+	newest := a.mu.mem.HasNewest()
 	if err := a.mu.mem.SetDemand(a.mu.ino.Spec.Residency == dsm.ResidencyDemand); err != nil {
 		a.node.cfg.Log.Error("change the residency", "area", a.id, "err", err)
+	}
+	if newest { // programs go on to store
+		a.mu.mem.WorkingIsNewest()
 	}
 	a.mu.replica.demand = a.mu.mem.Demand()
 	a.mu.replica.slots = slotStates{} // it subscribes anew, in the other way, when there is something

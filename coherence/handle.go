@@ -280,8 +280,8 @@ func (a *Area) askLocked(e dsm.ExtentIndex, x *replicaExtent, p dsm.PageSet) {
 	a.sendLocked(a.rowLocked(e).Primary, &wire.Fetch{Stamp: a.stampLocked(), Extent: e, Pages: miss})
 }
 
-// WriteAt takes a WRITE of the kernel. It does not wait for the network: a store to a page that is not
-// here is kept apart until the page comes. Bytes past the end are dropped: another node has just truncated
+// WriteAt takes a WRITE of the kernel. It does not wait for the network, unless another daemon may follow: a store to a page that is not
+// here is kept apart until the page comes (see awaitUnstashed). Bytes past the end are dropped: another node has just truncated
 // them off. In an area on demand it waits for room for the pages that are not here; errs.NoSpace if there
 // is none before ctx ends. In rare cases it waits for notices, but not for long: see awaitSure.
 func (a *Area) WriteAt(ctx context.Context, p []byte, off int64) error {
@@ -323,6 +323,7 @@ func (a *Area) write(ctx context.Context, p []byte, off int64, w way) error {
 	for {
 		err := a.writeNow(p, off, w, true)
 		if !errors.Is(err, errGrowing) {
+			a.awaitUnstashed(ctx, off, len(p))
 			return err
 		}
 		if late := a.awaitGrown(ctx); late != nil {

@@ -46,8 +46,9 @@ func (n *Node) Resume(ctx context.Context, alone, evicted bool) error {
 		if gen == 0 {
 			least, uncertain = now.Size, math.MaxInt64
 		}
+		left.Demand = now.Spec.Residency == dsm.ResidencyDemand
 		versioned := now.Spec.Mode == dsm.ModeVersioned
-		if left.Newest() && (left.Attached() || versioned) {
+		if left.Newest() && (left.Attached() || left.Demand || versioned) {
 			left.Home = versioned
 			a, err := n.area(left.ID)
 			if err == nil {
@@ -61,7 +62,6 @@ func (n *Node) Resume(ctx context.Context, alone, evicted bool) error {
 			}
 			continue
 		}
-		left.Demand = now.Spec.Residency == dsm.ResidencyDemand
 		mem, err := left.Take(now.Size, least)
 		if err != nil {
 			return errors.Join(append(failed, err)...)
@@ -78,7 +78,7 @@ func (n *Node) Resume(ctx context.Context, alone, evicted bool) error {
 	return errors.Join(failed...)
 }
 
-// resumeAttachedLocked takes over an area whose working copy programs may have attached: it stays, and they go on to store to it. So what is not published is published like any other store,
+// resumeAttachedLocked takes over an area whose working copy programs may have attached: it stays, and they go on to store to it. Or it is on demand, and the working copy has not all of it. So what is not published is published like any other store,
 // to this node as the home, which has what the base copy has. That goes for what was being published as well: the next daemon does not know what the one before it had merged as the home, so it would
 // merge it twice.
 func (a *Area) resumeAttachedLocked(left pages.Left, versions leftVersions, least, uncertain int64) error {
@@ -134,23 +134,17 @@ func (a *Area) followedLocked() {
 // mostHeld is the size of the largest area that another daemon takes over.
 const mostHeld = 64 << 30
 
-// unheldLocked says that no other daemon can follow this one, if a program has, or is about to have, an area open of which it would not have all.
-func (a *Area) unheldLocked(write bool) {
+// unheldLocked says that no other daemon can follow this one, if a program has, or is about to have, an area open that is too large.
+func (a *Area) unheldLocked() {
 	n := a.node
-	if n.cfg.Store == nil || n.cfg.Unheld == nil {
-		return
-	}
-	switch {
-	case a.mu.replica.demand && write:
-		n.cfg.Unheld("a program has a file with pages on demand open for writing")
-	case a.mu.ino.Size > mostHeld:
+	if n.cfg.Store != nil && n.cfg.Unheld != nil && a.mu.ino.Size > mostHeld {
 		n.cfg.Unheld("a program has a file of more than 64 GiB open")
 	}
 }
 
-// stillHeldLocked is unheldLocked for an area that has another size or other rules.
+// stillHeldLocked is unheldLocked for an area that has another size.
 func (a *Area) stillHeldLocked() {
-	if r := &a.mu.replica; r.opens > 0 {
-		a.unheldLocked(r.writers > 0)
+	if a.mu.replica.opens > 0 {
+		a.unheldLocked()
 	}
 }

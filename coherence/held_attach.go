@@ -144,11 +144,11 @@ func (a *Area) endsWithDaemonLocked(why string) {
 	a.mu.mem.EndsWithDaemon()
 }
 
-// attachable reports whether programs may have a copy mapped, or drafts, since an earlier daemon.
-func (a *Area) attachable() bool {
+// bothTaken reports whether both copies are those of an earlier daemon: programs may have one mapped, or drafts, or the area is versioned or on demand.
+func (a *Area) bothTaken() bool {
 	is := false
 	a.note(func() {
-		is = a.mu.mem != nil && a.mu.replica.subscribed && (a.mu.mem.Filed(pages.WorkingCopy) || len(a.mu.drafts) > 0 || a.versionedLocked())
+		is = a.mu.mem != nil && a.mu.replica.subscribed && (a.mu.mem.Filed(pages.WorkingCopy) || len(a.mu.drafts) > 0 || a.versionedLocked() || a.mu.replica.demand)
 	})
 	return is
 }

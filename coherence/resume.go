@@ -107,11 +107,11 @@ func (n *Node) Resumed() {
 
 // resumeOneLocked takes over an area of which a program had a replica, or of which this node stays a home.
 func (a *Area) resumeOneLocked(left pages.Left, versions leftVersions, least, uncertain int64, evicted bool) error {
+	left.Demand = a.mu.ino.Spec.Residency == dsm.ResidencyDemand
 	if left.Newest() {
 		return a.resumeReplicaLocked(left, versions, least, uncertain, evicted)
 	}
 	a.mu.kernelHad = left.KernelHas()
-	left.Demand = a.mu.ino.Spec.Residency == dsm.ResidencyDemand
 	mem, err := left.Take(a.mu.ino.Size, least)
 	if err != nil {
 		return err
@@ -121,7 +121,7 @@ func (a *Area) resumeOneLocked(left pages.Left, versions leftVersions, least, un
 	return nil
 }
 
-// resumeReplicaLocked makes a replica of what was left. All pages are here, of a version that is not known. The area has been as short as least since. From the
+// resumeReplicaLocked makes a replica of what was left. All pages are here, or those of an area on demand that were, of a version that is not known. The area has been as short as least since. From the
 // byte uncertain on others may have truncated what programs see. evicted is that of Resume.
 func (a *Area) resumeReplicaLocked(left pages.Left, versions leftVersions, least, uncertain int64, evicted bool) error {
 	_, sent, err := a.takeBothLocked(left, least, uncertain)
@@ -162,7 +162,9 @@ func (a *Area) replicaOfLocked(sent []*pages.Sent, least int64, evicted bool) er
 	mem, r := a.mu.mem, &a.mu.replica
 	r.subscribed, r.n = true, a.extentsLocked()
 	r.onRequest = a.defersLocked()
+	r.demand = mem.Demand()
 	a.materializeLastLocked()
+	a.pagesLeftLocked()
 	for _, s := range sent {
 		e := s.Extent()
 		pub, err := a.publicationLocked(s, least)
@@ -191,6 +193,9 @@ func (a *Area) replicaOfLocked(sent []*pages.Sent, least int64, evicted bool) er
 			return
 		}
 		x := a.extentLocked(e)
+		if r.demand && !x.have.Has(i) {
+			return
+		}
 		if x.accounted(now[:], i, mem.Base(p)); string(now[:]) != string(mem.Working(p)) {
 			a.dirtyLocked(e, x, dsm.Range(i, i+1))
 		}
@@ -207,13 +212,35 @@ func (a *Area) replicaOfLocked(sent []*pages.Sent, least int64, evicted bool) er
 	return nil
 }
 
+// pagesLeftLocked says which pages of an area on demand are here. Of others there are no bases, but for those of the home.
+func (a *Area) pagesLeftLocked() {
+	mem, r := a.mu.mem, &a.mu.replica
+	if !r.demand {
+		return
+	}
+	var had []dsm.ExtentIndex
+	mem.Stored(func(p dsm.PageIndex) {
+		if e, _ := p.Extent(); a.inAreaLocked(p.Extent()) && (len(had) == 0 || had[len(had)-1] != e) {
+			had = append(had, e)
+		}
+	})
+	for _, e := range had {
+		x := a.extentLocked(e)
+		x.have = mem.Here(e).And(a.withinLocked(e))
+		if r.units += x.have.Len(); !mem.Homed(e) {
+			a.forgetAllButLocked(e)
+		}
+		a.node.room.broughtLocked(a, e, x.have)
+	}
+}
+
 // Reopen is Open for what a program had open when the daemon was killed. It does not wait for other nodes.
 func (n *Node) Reopen(ctx context.Context, id dsm.AreaID, write bool) (*Area, error) {
 	a, err := n.area(id)
 	if err != nil {
 		return nil, err
 	}
-	if !n.resuming.Load() && !a.attachable() { // it was alone
+	if !n.resuming.Load() && !a.bothTaken() { // it was alone
 		return n.Open(ctx, id, write)
 	}
 	a.step(func() {
@@ -233,7 +260,7 @@ func (a *Area) openAgainLocked(write bool) error {
 			return err
 		}
 	}
-	a.unheldLocked(write)
+	a.unheldLocked()
 	r.opens++
 	a.keepFreshLocked()
 	if write {
@@ -251,18 +278,19 @@ func (a *Area) kernelMayHaveLocked() {
 	}
 }
 
-// awaitAllHere waits until all of the area is in the working copy, and says so to the next daemon, before a program may store or accumulate.
+// awaitAllHere waits until all of the area is in the working copy, and says so to the next daemon, before a program may store or accumulate. Of an area on demand that is what is here.
 func (a *Area) awaitAllHere(ctx context.Context) error {
 	if a.node.cfg.Store == nil {
 		return nil
 	}
 	return a.awaitHomes(ctx, "open", func() bool {
-		if a.mu.replica.demand || a.mu.mem != nil && !a.mu.mem.Outlives() {
-			return true // no daemon follows: see unheldLocked
+		if a.mu.mem != nil && !a.mu.mem.Outlives() {
+			return true // no daemon follows: see endsWithDaemonLocked
 		}
-		if !a.allHereLocked() {
+		if !a.mu.replica.demand && !a.allHereLocked() {
 			return false
 		}
+		a.keepBasesLocked()
 		if a.mu.replica.subscribed { // at once: with the next view a slot may move, and its pages come again
 			a.mu.mem.WorkingIsNewest()
 		}

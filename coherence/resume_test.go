@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"fmt"
 	"math"
 	"testing"
 	"testing/synctest"
@@ -182,7 +183,7 @@ func TestResidentAfterDemandIsHeld(t *testing.T) {
 	}
 }
 
-// TestOpenOnDemandWaitsForNoPages: nothing of an area on demand outlives the daemon, so an open for writing does not wait for pages that come only when they are used.
+// TestOpenOnDemandWaitsForNoPages: an open for writing of an area on demand does not wait for pages that come only when they are used.
 func TestOpenOnDemandWaitsForNoPages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSim(t, 1, 2, dsm.Inode{Size: dsm.ExtentSize, Spec: dsm.Spec{Residency: dsm.ResidencyDemand}})
@@ -205,32 +206,69 @@ func TestOpenOnDemandWaitsForNoPages(t *testing.T) {
 	})
 }
 
-// TestChangedWhileOpen: no daemon follows when a file that programs have open becomes one of which the next daemon would not have all.
-func TestChangedWhileOpen(t *testing.T) {
-	for what, change := range map[string]func(ino *dsm.Inode){
-		"on demand": func(ino *dsm.Inode) { ino.Spec.Residency = dsm.ResidencyDemand },
-		"large":     func(ino *dsm.Inode) { ino.Size = mostHeld + 1 },
-	} {
-		s := newSim(t, 1, 2, dsm.Inode{})
-		n := s.nodes[1]
-		why := ""
-		n.config.Unheld = func(w string) { why = w }
-		n.hold()
-		n.open(true)
-		s.drain()
-		s.changeRules(func(ino *dsm.Inode) { ino.Size = 1 })
-		s.changeRules(func(ino *dsm.Inode) { ino.Size = 0 })
-		s.catchUp()
-		s.drain()
-		if why != "" {
-			t.Fatalf("%s: no daemon follows: %s", what, why)
-		}
-		s.changeRules(change)
-		s.catchUp()
-		s.drain()
-		if why == "" {
-			t.Errorf("%s: a daemon follows", what)
-		}
+// TestGrowsWhileOpen: no daemon follows when a file that programs have open becomes one of which the next daemon would not have all.
+func TestGrowsWhileOpen(t *testing.T) {
+	s := newSim(t, 1, 2, dsm.Inode{})
+	n := s.nodes[1]
+	why := ""
+	n.config.Unheld = func(w string) { why = w }
+	n.hold()
+	n.open(true)
+	s.drain()
+	s.changeRules(func(ino *dsm.Inode) { ino.Size = 1 })
+	s.changeRules(func(ino *dsm.Inode) { ino.Size = 0 })
+	s.catchUp()
+	s.drain()
+	if why != "" {
+		t.Fatalf("no daemon follows: %s", why)
+	}
+	s.changeRules(func(ino *dsm.Inode) { ino.Size = mostHeld + 1 })
+	s.catchUp()
+	s.drain()
+	if why == "" {
+		t.Error("a daemon follows")
+	}
+}
+
+// TestResidencyChangesWhileOpen: a program has an empty file open, which comes to be on demand, or not any more, when others store to it. What it stores then outlives the daemon.
+func TestResidencyChangesWhileOpen(t *testing.T) {
+	for _, onDemand := range []bool{false, true} {
+		t.Run(fmt.Sprint(onDemand), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				now, then := dsm.ResidencyFull, dsm.ResidencyDemand
+				if onDemand {
+					now, then = then, now
+				}
+				s := newSim(t, 1, 2, dsm.Inode{Spec: dsm.Spec{Residency: now}})
+				n := s.nodes[1]
+				n.hold()
+				n.find()
+				n.openWriter()
+				s.calm()
+				s.changeRules(func(ino *dsm.Inode) { ino.Spec.Residency = then })
+				s.catchUp()
+				s.calm()
+				s.resize(2 * dsm.PageSize)
+				s.catchUp()
+				s.calm()
+				n.ask("write", func(ctx context.Context) error { return n.area.WriteAt(ctx, []byte{7}, dsm.PageSize) }, nil)
+				s.calm()
+				n.goOn()
+				s.calm()
+				publish(n)
+				s.calm()
+				if got := s.nodes[0].area; got != nil {
+					t.Fatal("the home has it open")
+				}
+				s.nodes[0].open(false)
+				s.calm()
+				s.nodes[0].kernel.fault(1)
+				s.calm()
+				if c := s.nodes[0].kernel.cache[1]; c == nil || c.data[0] != 7 {
+					t.Error("what the program has stored is lost")
+				}
+			})
+		})
 	}
 }
 

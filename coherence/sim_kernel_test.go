@@ -192,7 +192,7 @@ func (k *fakeKernel) carryOut() {
 	n := k.out[i]
 	first, last := dsm.PageIndex(n.Off/dsm.PageSize), dsm.PageIndex((n.Off+n.Len-1)/dsm.PageSize)
 	for p := first; p <= last; p++ {
-		if k.reading[p] != nil || k.locked(p) {
+		if k.reading[p] != nil || k.locked(p) || k.unanswered(p) {
 			return // it waits for the page's lock
 		}
 	}
@@ -259,7 +259,7 @@ func (k *fakeKernel) forget() {
 // invalidated.
 func (k *fakeKernel) learn() {
 	if k.gen != k.n.ino.Gen {
-		if len(k.reading) > 0 || k.change != nil {
+		if len(k.reading) > 0 || k.change != nil || len(k.n.stashedBack()) > 0 {
 			return // the invalidation waits for the pages' locks
 		}
 		for p := range dsm.PageIndex(k.size+dsm.PageSize-1) / dsm.PageSize {

@@ -41,18 +41,13 @@ func (n *simNode) openReader() {
 
 // openWriter opens the area for writing.
 func (n *simNode) openWriter() {
-	if n.onlyReads() || n.writer != nil || n.entering != nil || n.sim.careful && len(n.attached) > 0 {
+	if n.writer != nil || n.entering != nil || n.sim.careful && len(n.attached) > 0 {
 		return
 	}
 	n.enter("open to write", func(ctx context.Context) error {
 		_, err := n.node.Open(ctx, simArea, true)
 		return err
 	}, func() { n.writer = new(simProgram) })
-}
-
-// onlyReads reports whether no program of the node stores: what it has of an area on demand would end with its daemon.
-func (n *simNode) onlyReads() bool {
-	return n.held != nil && n.i > 1 && n.sim.lastInode().Spec.Residency == dsm.ResidencyDemand
 }
 
 // mostAttached is how many programs of a node are attached at once: a byte of which programs store different

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/hold"
 	"github.com/dsmfs/dsmfs/internal/wire"
 	"github.com/dsmfs/dsmfs/pages"
@@ -200,13 +201,11 @@ type killed struct {
 	conflicts []string
 	reader    bool
 	writer    *simProgram
+	again     []stashed // WRITEs that were not answered
 }
 
 // killDaemon kills the daemon of a node. It returns nil if the node could not come back, or in the midst of what the kernel would ask for again.
 func (r *simRun) killDaemon(n *simNode, down ...*simNode) *killed {
-	if r.lastInode().Spec.Residency == dsm.ResidencyDemand && !n.onlyReads() {
-		return nil
-	}
 	for _, q := range r.requests {
 		if q.n == n && q.firm {
 			return nil
@@ -230,7 +229,7 @@ func (r *simRun) killDaemon(n *simNode, down ...*simNode) *killed {
 	if r.restarts++; r.whole {
 		n.kernel.harvest(1) // what only the kernel has is taken for what is stored later, when another node may have published
 	}
-	k := &killed{n, n.area, conflictsOf(n), n.reader, n.writer}
+	k := &killed{n, n.area, conflictsOf(n), n.reader, n.writer, n.stashedBack()}
 	n.node.isKilled()
 	n.down = true
 	r.storeMeanwhile(n)
@@ -265,6 +264,31 @@ func (r *simRun) killDaemon(n *simNode, down ...*simNode) *killed {
 	n.newDaemon()
 	n.area = nil
 	return k
+}
+
+// stashedBack are the WRITEs of mappings that a node answers when their pages are here, if another daemon may follow. That one gets them again.
+func (n *simNode) stashedBack() (list []stashed) {
+	if n.held == nil || n.area == nil {
+		return nil
+	}
+	n.area.mu.Lock()
+	defer n.area.mu.Unlock()
+	x := n.area.mu.replica.extents
+	for _, e := range slices.Sorted(maps.Keys(x)) {
+		for _, i := range slices.Sorted(maps.Keys(x[e].stash)) {
+			for _, s := range x[e].stash[i] {
+				if s.way == writtenBack {
+					list = append(list, s)
+				}
+			}
+		}
+	}
+	return list
+}
+
+// unanswered reports whether page p is being written back, so that it cannot be dropped.
+func (k *fakeKernel) unanswered(p dsm.PageIndex) bool {
+	return slices.ContainsFunc(k.n.stashedBack(), func(s stashed) bool { return dsm.PageIndex(s.off/dsm.PageSize) == p })
 }
 
 // nextDaemon has another daemon follow.
@@ -331,6 +355,16 @@ func (r *simRun) nextDaemon(k *killed) {
 		}
 	}
 	n.node.Resumed()
+	for _, s := range k.again {
+		switch err := n.area.WriteBack(ended, s.data, s.off); {
+		case r.seen.shrinks > 0 && errs.Is(err, errs.Unavailable): // the next fsync says so
+			c := &cachedPage{}
+			copy(c.data[:], s.data)
+			n.refused(dsm.PageIndex(s.off/dsm.PageSize), c, int64(len(s.data)))
+		case err != nil:
+			r.t.Fatal(err)
+		}
+	}
 	n.kernel.bell.Store(true)
 	r.rest()
 }
@@ -442,6 +476,11 @@ func (n *Node) isKilled() {
 var restartCases = []simCase{
 	{name: "demand-restart", ino: onDemand(dsm.Inode{Size: simSize}), restarts: true, resize: true, rules: bytesRule, store: storeBytes, check: checkBytes},
 	{name: "sum-demand-restart", ino: onDemand(sumOf(dsm.DTypeI32, dsm.ApplyAuto)), restarts: true, tally: intTally, rules: addsRule, store: addOnes, check: checkOnes},
+	{name: "demand-unaware-restart", ino: onDemand(dsm.Inode{Size: simSize}), restarts: true, resize: true, unaware: true, rules: applyRule, store: storeBytes, check: checkBytes},
+	{name: "demand-away-restart", ino: onDemand(dsm.Inode{Size: simSize}), aways: true, restarts: true, resize: true, rules: bytesRule, store: storeBytes, check: checkBytes},
+	{name: "sum-demand-away-restart", ino: onDemand(sumOf(dsm.DTypeI32, dsm.ApplyAuto)), aways: true, restarts: true, tally: intTally, rules: addsRule, store: addOnes, check: checkOnes},
+	{name: "float-demand-restart", ino: onDemand(sumOf(dsm.DTypeF64, dsm.ApplyAuto)), restarts: true, tally: floatTally, rules: addsRule, store: addOnes, check: checkOnes},
+	{name: "round-demand-restart", ino: onDemand(sumOf(dsm.DTypeI32, dsm.ApplyAuto)), restarts: true, rounds: true, tally: intTally, rules: applyRule, store: addOnes, check: checkOnes},
 	{name: "last-restart", ino: dsm.Inode{Size: simSize}, restarts: true, rules: bytesRule, store: storeBytes, check: checkBytes},
 	{name: "auto-restart", ino: dsm.Inode{Size: simSize}, restarts: true, auto: true, rules: bytesRule, store: storeBytes, check: checkBytes},
 	{name: "cut-restart", ino: dsm.Inode{Size: simSize}, restarts: true, resize: true, rules: bytesRule, store: storeBytes, check: checkBytes},

@@ -1,6 +1,7 @@
 package coherence
 
 import (
+	"context"
 	"maps"
 	"slices"
 
@@ -27,6 +28,33 @@ func (a *Area) stashLocked(x *replicaExtent, s stashed) {
 	a.busyLocked(x.index, x)
 	x.stash[i] = append(x.stash[i], s)
 	a.fetchLocked(s.off, len(s.data))
+}
+
+// awaitUnstashed returns when none of the stores to [off, off+n) waits for its page, if another daemon may follow this one: that does not know of them, and the kernel asks it only for what was not answered. If the home is gone, or when ctx ends, it
+// returns all the same.
+func (a *Area) awaitUnstashed(ctx context.Context, off int64, n int) {
+	waits := func() bool {
+		for e := dsm.ExtentOf(off); int64(e)*dsm.ExtentSize < off+int64(n); e++ {
+			if x := a.mu.replica.extents[e]; x != nil && len(x.stash) > 0 {
+				in := pagesOf(e, off, n)
+				for i := range x.stash {
+					if in.Has(i) {
+						return true
+					}
+				}
+			}
+		}
+		return false
+	}
+	now := false
+	a.note(func() { now = a.mu.mem != nil && a.mu.mem.Outlives() && waits() })
+	if !now {
+		return
+	}
+	err := a.awaitHomes(ctx, "write", func() bool { return !waits() }, func() dsm.NodeID { return a.deadForLocked(off, int64(n)) })
+	if err != nil {
+		a.node.cfg.Log.Debug("a write(2) is answered before its pages are here", "area", a.id, "offset", off, "err", err)
+	}
 }
 
 // unstashLocked carries out the stores that waited for pages.

@@ -95,14 +95,6 @@ func (x *heldFiles) init(b *bridge) {
 	}
 }
 
-// refuses returns why a setting is not possible here. If others have joined all settings are possible: see coherence.Config.Unheld.
-func (x *heldFiles) refuses(key, value string) error {
-	if x.journal == nil || x.b.cfg.MayEnd || x.b.cfg.Held.Word(hold.Others).Load() != 0 || !(key == "residency" && value == dsm.ResidencyDemand.String()) {
-		return nil
-	}
-	return errs.E(errs.Unsupported, "set attribute", "%s%s=%s does not go with --hold", dsmPrefix, key, value)
-}
-
 // record is a record as it is written.
 func record(kind uint64, fields ...uint64) []byte {
 	b := binary.LittleEndian.AppendUint64(nil, kind)

@@ -196,10 +196,6 @@ func (b *bridge) setSpec(ctx context.Context, ino dsm.Ino, key, value string) er
 	if err := checkSetting(key); err != nil {
 		return err
 	}
-	if err := b.held.refuses(key, value); err != nil {
-		b.log.Warn("a setting is refused", "inode", ino, "err", err)
-		return err
-	}
 	i, err := b.cfg.Names.SetSpec(ctx, ino, key, value)
 	if err != nil {
 		return err

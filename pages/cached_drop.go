@@ -12,7 +12,7 @@ import (
 // Done returns them once they are out. It does not return pages that were used again meanwhile.
 func (c *Cached) Drop(e dsm.ExtentIndex, set dsm.PageSet) (out dsm.PageSet) {
 	given := c.givenOf(e, set)
-	if x := c.extents[e]; x != nil {
+	if x := c.extent(e); x != nil {
 		x.leaving = x.leaving.Or(given)
 		c.enqueue(x)
 	}
@@ -24,7 +24,7 @@ func (c *Cached) Drop(e dsm.ExtentIndex, set dsm.PageSet) (out dsm.PageSet) {
 // that WRITE, even if the page cache drops the page.
 func (c *Cached) Expect(p dsm.PageIndex) {
 	e, i := p.Extent()
-	if x := c.extents[e]; x != nil && x.given.Has(i) {
+	if x := c.extent(e); x != nil && x.given.Has(i) {
 		x.expected.Add(i)
 		x.leaving.Remove(i)
 	}
@@ -47,7 +47,7 @@ func (c *Cached) Given(off, n int64) bool {
 
 // givenOf returns which pages of the set the page cache may have.
 func (c *Cached) givenOf(e dsm.ExtentIndex, set dsm.PageSet) dsm.PageSet {
-	if x := c.extents[e]; x != nil {
+	if x := c.extent(e); x != nil {
 		return set.And(x.given)
 	}
 	return dsm.PageSet{}
@@ -69,6 +69,7 @@ func (c *Cached) grown(first dsm.PageIndex) {
 			case ok || x.doubtful.Has(i) || x.blind.Has(i):
 			case c.writers || c.shared:
 				clear(c.keep(x, i).mem)
+				c.keepsGiven(x, i)
 				c.remove(&x.bare, i, &c.unready)
 			default:
 				c.add(&x.blind, i, &c.unready)
@@ -90,7 +91,7 @@ func (c *Cached) ready(x *cachedExtent) dsm.PageSet {
 
 // retire forgets x if nothing is known about it any more.
 func (c *Cached) retire(x *cachedExtent) {
-	if x.given.Empty() && c.resumed == 0 && x.flying.Empty() && x.late.Empty() && !x.queued && !x.waits {
+	if before := c.givenBefore(x.extent); before.Empty() && x.given.Empty() && x.flying.Empty() && x.late.Empty() && !x.queued && !x.waits {
 		delete(c.extents, x.extent)
 	}
 }

@@ -31,17 +31,14 @@ func (a *Area) SetDemand(on bool) error {
 	return err
 }
 
-// placeCopies says where the copies have what memory they take from now on. Of an area on demand only the base copy outlives the daemon: it has the home's bytes.
+// placeCopies says where the copies have what memory they take from now on.
 func (a *Area) placeCopies() {
-	held := a.kept != nil && !a.ends
-	a.working.filed, a.base.filed = !a.Outlives(), a.demand != nil && !held
+	a.working.filed, a.base.filed = !a.Outlives(), a.demand != nil && !a.Outlives()
 	a.working.holes = a.demand != nil
 	a.working.kept, a.working.at, a.base.kept, a.base.at = nil, nil, nil, nil
-	if held {
-		a.base.kept, a.base.at = a.kept, &a.kept.record.Base
-	}
 	if a.Outlives() {
 		a.working.kept, a.working.at = a.kept, &a.kept.record.Working
+		a.base.kept, a.base.at = a.kept, &a.kept.record.Base
 	}
 }
 

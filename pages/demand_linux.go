@@ -27,8 +27,37 @@ type demand struct {
 	mapped int64 // length of the filler's mapping
 	none   error // why there is no filler
 	// bases has the pages that are here and whose base is kept: see Area.NeedsBase.
-	bases map[dsm.ExtentIndex]dsm.PageSet
+	bases  map[dsm.ExtentIndex]dsm.PageSet
+	before kernelHad
 }
+
+// kernelHad is what the page cache may have of an area on demand that was TakeBoth.
+type kernelHad struct {
+	pages    map[dsm.ExtentIndex]dsm.PageSet // nil: nothing was taken over
+	from, to int64                           // it may have all that lies past the end of then, as it was read
+}
+
+// takeDemand makes the area one on demand, of an earlier daemon (see TakeBoth). A page that takes memory is here, and its base is kept. The page cache may also have pages of which there is a g (given): see Cached.Expect.
+func (a *Area) takeDemand(given []tagged, kernelHas int64) {
+	a.demand = &demand{none: missing(), before: kernelHad{make(map[dsm.ExtentIndex]dsm.PageSet), a.size, kernelHas}}
+	a.working.holes = true
+	had := a.demand.before.pages
+	for e, set := range a.working.taken.from(0) {
+		if !set.Empty() {
+			had[e] = *set
+			a.demand.keepBases(e, *set)
+		}
+	}
+	for _, x := range given {
+		e, i := dsm.PageIndex(x.arg).Extent()
+		set := had[e]
+		set.Add(i)
+		had[e] = set
+	}
+}
+
+// Here returns which pages of extent e are here of an area on demand that was TakeBoth.
+func (a *Area) Here(e dsm.ExtentIndex) dsm.PageSet { return a.demand.bases[e] }
 
 // keepBases notes that the bases of pages are kept from now on. release takes that back.
 func (d *demand) keepBases(e dsm.ExtentIndex, set dsm.PageSet) {
@@ -142,6 +171,9 @@ func (a *Area) Install(k merge.Kernel, p dsm.PageIndex, n []byte, keep bool) (he
 	if end := int64(p)*dsm.PageSize + int64(len(n)); len(n)%dsm.PageSize != 0 || i+len(n)/dsm.PageSize > dsm.ExtentPages || end > a.working.len {
 		panic(fmt.Sprintf("%v: install of %d bytes from page %d on", a, len(n), p))
 	}
+	if a.Outlives() { // so no program has the memory
+		return a.installWhole(p, n, keep), stored, nil
+	}
 	for len(n) > 0 {
 		filled, err := a.fill(p, n)
 		done := filled / dsm.PageSize
@@ -169,6 +201,21 @@ func (a *Area) Install(k merge.Kernel, p dsm.PageIndex, n []byte, keep bool) (he
 		p, i, n = p+dsm.PageIndex(done), i+done, n[done*dsm.PageSize:]
 	}
 	return here, stored, nil
+}
+
+// installWhole is Install where another daemon may follow, for which a page that takes memory is here. So the base comes first, and the working bytes of each page in one system call, in which
+// the kernel ends no process between two bytes of a page: n was just looked at, so it need not be brought.
+func (a *Area) installWhole(p dsm.PageIndex, n []byte, keep bool) (here dsm.PageSet) {
+	e, i := p.Extent()
+	here = dsm.Range(i, i+len(n)/dsm.PageSize)
+	if keep || a.Homed(e) {
+		a.installBase(p, n)
+	}
+	if keep {
+		a.demand.keepBases(e, here)
+	}
+	a.working.write(p, n, 0)
+	return here
 }
 
 var zeroPage = make([]byte, dsm.PageSize)
@@ -248,12 +295,15 @@ func (c *areaCopy) write(p dsm.PageIndex, n []byte, at int) {
 	if from, to := pagesOf(off, int64(len(n))); from < to {
 		c.take(from, int(to-from))
 	}
-	if c.slot != 0 {
-		c.fileWrite(c.kept.store.mem.FD(), n, off, c.slot+off)
+	if c.kept != nil {
+		c.fileWrite(c.kept.store.mem.FD(), n, off, c.start()+off)
 		return
 	}
 	copy(c.mem[off:c.len], n)
 }
+
+// start is where the bytes of a copy begin that is in a Keep.
+func (c *areaCopy) start() int64 { return placeOf(c.piece, c.slot) &^ classMask }
 
 // has reports whether all of the pages [from, to) take memory.
 func (c *areaCopy) has(from, to dsm.PageIndex) bool {

@@ -313,7 +313,9 @@ func (l Left) TakeBoth(k merge.Kernel, size, least int64) (a *Area, sent []*Sent
 	if err != nil {
 		return nil, nil, a.fail("restore", err)
 	}
-	within := func(x tagged) bool { return int64(x.arg)*dsm.PageSize < a.size }
+	within := func(x tagged) bool { // of a page that was just leaving nothing is needed
+		return int64(x.arg)*dsm.PageSize < a.size && (!l.Demand || a.working.takes(dsm.PageIndex(x.arg)))
+	}
 	l.undoAdding(left, a.base, a.size)
 	a.stays = l.Homed
 	defer func() { a.stays = nil }()
@@ -365,6 +367,9 @@ func (l Left) TakeBoth(k merge.Kernel, size, least int64) (a *Area, sent []*Sent
 		}
 	}
 	a.leftCompared(left[frameCompared])
+	if l.Demand {
+		a.takeDemand(left[frameGiven], l.KernelHas())
+	}
 	a.working.clearPast(end)
 	a.base.clearPast(end)
 	a.truncateTwins(end)
@@ -395,6 +400,9 @@ func ResumeCached(a *Area, writers bool, from int64) *Cached {
 	if !writers {
 		from = 0
 	}
+	if c.sparse = writers && a.demand != nil && a.demand.before.pages != nil; c.sparse {
+		c.findSparse()
+	}
 	for _, x := range a.left[frameGiven] {
 		p := dsm.PageIndex(x.arg)
 		if (int64(p)+1)*dsm.PageSize > from || int64(p)*dsm.PageSize >= a.size {
@@ -424,6 +432,9 @@ func ResumeCached(a *Area, writers bool, from int64) *Cached {
 	c.notCertain(from)
 	for e := dsm.ExtentOf(from); int(e) < dsm.Extents(c.resumed); e++ {
 		x := c.extent(e)
+		if x == nil {
+			continue
+		}
 		for i := range x.given.All() {
 			if (int64(x.page(i))+1)*dsm.PageSize > from {
 				c.doubt(x, i)

@@ -2,7 +2,11 @@ package pages
 
 import (
 	"fmt"
+	"math"
+	"runtime/debug"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/hold"
@@ -165,7 +169,7 @@ func TestManyAddInOneRound(t *testing.T) {
 	a.EndAdding()
 }
 
-// TestKilledHomeOnDemand: of an area on demand what it has as the home outlives the daemon. The working copy does not, and is on demand again.
+// TestKilledHomeOnDemand: of an area on demand to which no program could store, what it has as the home outlives the daemon. No page is here.
 func TestKilledHomeOnDemand(t *testing.T) {
 	for _, size := range []int64{4 * dsm.PageSize, 600 * dsm.PageSize} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
@@ -207,7 +211,7 @@ func TestKilledHomeOnDemand(t *testing.T) {
 				left[0].Demand = true
 				a, err = left[0].Take(size, size)
 				must(err)
-				if !a.Demand() || a.Outlives() || a.Size() != size {
+				if !a.Demand() || a.Size() != size {
 					t.Fatalf("%v: on demand %v, %d bytes", a, a.Demand(), a.Size())
 				}
 			}
@@ -226,5 +230,162 @@ func TestKilledHomeOnDemand(t *testing.T) {
 				t.Errorf("left of an area that was closed: %+v", left)
 			}
 		})
+	}
+}
+
+// onDemandAgain is nextDaemon for an area on demand.
+func onDemandAgain(t *testing.T, m *hold.Memory, size, least int64, homed func(dsm.ExtentIndex) bool) *Area {
+	t.Helper()
+	left := newTestStore(t, m).Areas()
+	if len(left) != 1 || !left[0].Newest() {
+		t.Fatalf("left: %+v", left)
+	}
+	left[0].Demand, left[0].Homed = true, homed
+	a, _, err := left[0].TakeBoth(mustKernel(t, dsm.MergeLast, dsm.DTypeAuto, 0), size, least)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// heldOnDemand returns an area on demand of a new store to which programs may store.
+func heldOnDemand(t *testing.T, size int64) (*hold.Memory, *Area) {
+	t.Helper()
+	m, err := hold.Create()
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := newTestStore(t, m).NewHeldDemandArea(5, size)
+	if err == nil {
+		err = a.BeginReplica()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.WorkingIsNewest()
+	return m, a
+}
+
+// TestKilledWhilePagesComeAndGo: a page that was just coming, or leaving, when the daemon was killed is not here. One that was here is, with its base.
+func TestKilledWhilePagesComeAndGo(t *testing.T) {
+	k := mustKernel(t, dsm.MergeLast, dsm.DTypeAuto, 0)
+	for _, size := range []int64{4 * dsm.PageSize, 600 * dsm.PageSize} { // a piece, and a slot
+		for _, homed := range []bool{false, true} {
+			t.Run(fmt.Sprint(size, homed), func(t *testing.T) {
+				m, a := heldOnDemand(t, size)
+				stays := func(dsm.ExtentIndex) bool { return homed }
+				if homed {
+					a.BecomeHome(0)
+					copy(a.Home(0), fill(4))
+				}
+				install := func(p dsm.PageIndex, n []byte) {
+					t.Helper()
+					if _, _, err := a.Install(k, p, n, true); err != nil {
+						t.Fatal(err)
+					}
+				}
+				install(1, fill(1))
+				copy(a.Working(1), fill(2)) // stored
+				install(2, fill(3))
+				a.installBase(0, fill(5)) // it was just coming
+				install(3, fill(6))
+				if _, err := a.working.punch(0, dsm.Range(3, 4)); err != nil { // it was just leaving
+					t.Fatal(err)
+				}
+				if homed && !a.HasTwin(3) {
+					t.Fatal("the home has the base of the page")
+				}
+				a = onDemandAgain(t, m, size, size, stays)
+				if got := a.Here(0); got != dsm.Range(1, 3) {
+					t.Errorf("here: %v", got)
+				}
+				for p, want := range map[dsm.PageIndex][2]byte{1: {2, 1}, 2: {3, 3}} {
+					if w, b := a.Working(p)[0], a.Base(p)[0]; w != want[0] || b != want[1] {
+						t.Errorf("page %d has %d, its base %d; want %v", p, w, b, want)
+					}
+				}
+				if homed {
+					if !a.Homed(0) {
+						a.BecomeHome(0)
+					}
+					if a.HasTwin(0) || a.HasTwin(3) || a.Home(0)[0] != 4 || a.Home(3)[0] != 0 {
+						t.Errorf("the home has %d and %d; a twin of what is not here: %v, %v", a.Home(0)[0], a.Home(3)[0], a.HasTwin(0), a.HasTwin(3))
+					}
+					return
+				}
+				if err := a.KeepBase(0, a.Here(0)); err != nil {
+					t.Fatal(err)
+				}
+				if a.base.takes(0) || a.base.takes(3) {
+					t.Error("there is a base of what is not here")
+				}
+				install(3, fill(0))
+				if a.Working(3)[0] != 0 || a.Base(3)[0] != 0 {
+					t.Error("a page that came again is not what came")
+				}
+			})
+		}
+	}
+}
+
+// TestKilledInInstall: the daemon ends while it puts pages in place, since it cannot read the second one. The first is not here: its base is not there yet.
+func TestKilledInInstall(t *testing.T) {
+	m, a := heldOnDemand(t, 4*dsm.PageSize)
+	n, err := unix.Mmap(-1, 0, 2*dsm.PageSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		t.Fatal(err)
+	}
+	copy(n, fill(7))
+	if err := unix.Mprotect(n[dsm.PageSize:], unix.PROT_NONE); err != nil {
+		t.Fatal(err)
+	}
+	func() {
+		defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+		defer func() {
+			if recover() == nil {
+				t.Error("it goes on")
+			}
+		}()
+		_, _, _ = a.Install(mustKernel(t, dsm.MergeLast, dsm.DTypeAuto, 0), 0, n, true)
+	}()
+	a = onDemandAgain(t, m, 4*dsm.PageSize, 4*dsm.PageSize, nil)
+	if got := a.Here(0); got != (dsm.PageSet{}) {
+		t.Errorf("here: %v", got)
+	}
+}
+
+// TestPageCacheOnDemand: the next daemon takes a page for one that the page cache may have if it was here, or if the page cache was given zeroes when the file was shorter.
+func TestPageCacheOnDemand(t *testing.T) {
+	k := mustKernel(t, dsm.MergeLast, dsm.DTypeAuto, 0)
+	m, a := heldOnDemand(t, 2*dsm.PageSize)
+	c := NewCached(a)
+	c.SetWriters(true)
+	if _, _, err := a.Install(k, 0, fill(1), true); err != nil {
+		t.Fatal(err)
+	}
+	c.Read(2*dsm.PageSize, make([]byte, dsm.PageSize)) // past the end
+	if err := a.Resize(600 * dsm.PageSize); err != nil {
+		t.Fatal(err)
+	}
+	c.Truncate(600 * dsm.PageSize)
+	if _, _, err := a.Install(k, 300, fill(2), true); err != nil {
+		t.Fatal(err)
+	}
+	a = onDemandAgain(t, m, 600*dsm.PageSize, 600*dsm.PageSize, nil)
+	c = ResumeCached(a, true, math.MaxInt64)
+	for p, want := range map[dsm.PageIndex]bool{0: true, 1: false, 2: true, 3: false, 299: false, 300: true, 301: false, 599: false} {
+		if got := c.Given(int64(p)*dsm.PageSize, dsm.PageSize); got != want {
+			t.Errorf("page %d: given %v, want %v", p, got, want)
+		}
+	}
+	if out := c.Drop(1, dsm.Range(44, 46)); out != dsm.Range(45, 46) {
+		t.Errorf("of pages 300 and 301 the page cache has not %v", out)
+	}
+	n, ok := c.NextNotice()
+	for ; ok && n.Off != 2*dsm.PageSize; n, ok = c.NextNotice() {
+		c.Done(n)
+	}
+	if !ok || n.Kind != NoticeInvalidate {
+		t.Errorf("what was read past the end stays: %+v", n)
 	}
 }

@@ -283,7 +283,7 @@ func (s *Keep) NewHeldArea(id dsm.AreaID, size int64) (*Area, error) {
 	return newArea(id, size, nil, k)
 }
 
-// NewHeldDemandArea is NewDemandArea for an area in the Keep: what it has as the home outlives the daemon.
+// NewHeldDemandArea is NewDemandArea for an area whose copies outlive the daemon.
 func (s *Keep) NewHeldDemandArea(id dsm.AreaID, size int64) (*Area, error) {
 	k, err := s.keep(id)
 	if err != nil {
@@ -293,7 +293,7 @@ func (s *Keep) NewHeldDemandArea(id dsm.AreaID, size int64) (*Area, error) {
 }
 
 // Outlives reports whether both copies outlive the daemon.
-func (a *Area) Outlives() bool { return a.kept != nil && a.demand == nil && !a.ends }
+func (a *Area) Outlives() bool { return a.kept != nil && !a.ends }
 
 // EndsWithDaemon says that no other daemon takes the copies over. From now on programs may have of the area what they may have of one that is in no Keep. The
 // memory that the copies have stays theirs.
@@ -320,7 +320,7 @@ func (a *Area) FollowedTo(rev dsm.Generation) {
 func (a *Area) HasNewest() bool { return a.kept != nil && a.kept.record.Newest.Load() != 0 }
 
 // WorkingIsNewest says that the working copy has all bytes of the area, from now until EndReplica: programs are going to store into it. What it
-// has counts for the next daemon.
+// has counts for the next daemon. Of an area on demand it has the pages that are here, and the bases of all of them are kept.
 func (a *Area) WorkingIsNewest() {
 	if a.Outlives() {
 		a.kept.record.Newest.Store(1)
@@ -345,7 +345,7 @@ type Left struct {
 	Home bool // TakeBoth leaves the base copy what the home had merged, where the replica on its node had not followed
 	// Homed says of which extents the node stays the home, nil of none. TakeBoth leaves the base copy what the home had merged, and the replica the base that it had.
 	Homed func(dsm.ExtentIndex) bool
-	// Demand has Take make an area on demand: no program of this node has stored to it.
+	// Demand says that the area is one on demand. Take makes one of which no page is here: no program of this node has stored to it.
 	Demand bool
 	k      *keeping
 }

@@ -1,6 +1,7 @@
 package pages
 
 import (
+	"maps"
 	"slices"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -258,11 +259,52 @@ func (c *Cached) page(p dsm.PageIndex) (*cachedExtent, int) {
 // extent returns the ledger of an extent, nil if there is none. What the page cache may have since an earlier daemon is given.
 func (c *Cached) extent(e dsm.ExtentIndex) *cachedExtent {
 	x := c.extents[e]
-	if end := wholePages(c.resumed)/dsm.PageSize - int64(e)*dsm.ExtentPages; x == nil && end > 0 {
-		x = &cachedExtent{extent: e, given: dsm.Range(0, int(min(end, dsm.ExtentPages)))}
+	if x != nil || c.resumed == 0 {
+		return x
+	}
+	if given := c.givenBefore(e); !given.Empty() {
+		x = &cachedExtent{extent: e, given: given}
 		c.extents[e] = x
 	}
 	return x
+}
+
+// givenBefore returns which pages of an extent the page cache may have since an earlier daemon.
+func (c *Cached) givenBefore(e dsm.ExtentIndex) dsm.PageSet {
+	upTo := func(end int64) dsm.PageSet {
+		n := wholePages(end)/dsm.PageSize - int64(e)*dsm.ExtentPages
+		return dsm.Range(0, int(min(max(n, 0), dsm.ExtentPages)))
+	}
+	switch d := c.area.demand; {
+	case c.resumed == 0:
+		return dsm.PageSet{}
+	case c.sparse:
+		return upTo(d.before.to).Minus(upTo(d.before.from)).Or(d.before.pages[e])
+	}
+	return upTo(c.resumed)
+}
+
+// findSparse makes the ledgers of all extents of an area on demand of which the page cache may have something since an earlier daemon. What is not here leaves.
+func (c *Cached) findSparse() {
+	had := &c.area.demand.before
+	list := slices.Collect(maps.Keys(had.pages))
+	for e := dsm.ExtentOf(had.from); int(e) < dsm.Extents(had.to); e++ {
+		if _, ok := had.pages[e]; !ok {
+			list = append(list, e)
+		}
+	}
+	slices.Sort(list) // runs repeat from their seed
+	for _, e := range list {
+		x := c.extent(e)
+		if x == nil {
+			continue
+		}
+		away := x.given.Minus(c.area.Here(e))
+		for i := range away.All() {
+			x.leaving.Add(i)
+			c.want(x, i)
+		}
+	}
 }
 
 // findResumed makes the ledgers of all extents, from the byte on, of which the page cache may have something since an earlier daemon.

@@ -75,17 +75,7 @@ func TestMountOutlivesItsDaemon(t *testing.T) {
 // TestMountHasEverything that one with --hold=off has. Once a program has used what cannot outlive the daemon, the mount is lost with it, and has said so.
 func TestMountHasEverything(t *testing.T) {
 	type use = func(t *testing.T, n *harness.Node, c *harness.Client) *harness.File
-	written := func(key, value string) use {
-		return func(_ *testing.T, _ *harness.Node, c *harness.Client) *harness.File {
-			c.SetXattr("f", key, value)
-			f := c.Open("f", "rw")
-			f.Write(0, []byte("abc"))
-			f.Sync()
-			return f
-		}
-	}
 	for what, use := range map[string]use{
-		"demand": written("user.dsm.residency", "demand"),
 		"demand, attached": func(_ *testing.T, n *harness.Node, c *harness.Client) *harness.File {
 			c.SetXattr("f", "user.dsm.residency", "demand")
 			f := c.Open("f", "r")
@@ -166,8 +156,8 @@ func TestMemberThatEndsWithItsDaemon(t *testing.T) {
 	n := c.Node(2)
 	here := n.Client()
 	here.Must("close %d", here.Open("f", "rw,creat").FD)
-	here.SetXattr("f", "user.dsm.residency", "demand")
-	here.Open("f", "rw").Write(0, []byte("abc"))
+	here.SetXattr("f", "user.dsm.access", "direct")
+	openDirect(t, here, "f").Write(0, []byte("abc"))
 	if !harness.Eventually(limit, func() bool { return says(n, "the cluster knows that no daemon follows") }) {
 		t.Fatal("the cluster does not know")
 	}
@@ -182,7 +172,7 @@ func TestMemberThatEndsWithItsDaemon(t *testing.T) {
 	f.Sync()
 }
 
-// TestReadersOfADemandFile: a file on demand that programs have only read keeps nobody from following. It is on demand afterwards.
+// TestReadersOfADemandFile: a file on demand that programs have only read is on demand afterwards, and so it is when one has stored to it.
 func TestReadersOfADemandFile(t *testing.T) {
 	n := asMounted(t)
 	c := n.Client()
@@ -215,8 +205,12 @@ func TestReadersOfADemandFile(t *testing.T) {
 	if got := f.Read(2<<20, 7); string(got) != "written" {
 		t.Errorf("reads %q", got)
 	}
-	if s := stats(c); s["outlives_daemon"] != "false" {
-		t.Errorf("%v", s)
+	killDaemon(t, n, last, 0, syscall.SIGKILL)
+	if got := m.Load(2<<20, 7); string(got) != "written" {
+		t.Errorf("reads %q", got)
+	}
+	if text := c.Control("areas/d/f/stats"); !strings.Contains(text, "residency demand") {
+		t.Errorf("the file is not on demand:\n%s", text)
 	}
 }
 

@@ -168,7 +168,11 @@ func TestHoldRefuses(t *testing.T) {
 	if _, err := made.Do("open %s rw,creat", filepath.Join(n.Mount, "f")); err != nil {
 		t.Fatal(err)
 	}
-	if res := n.CLI("set", filepath.Join(n.Mount, "f"), "residency=demand"); res.Err == nil {
-		t.Errorf("residency=demand is taken: %s", res.Stdout)
+	if res := n.CLI("set", filepath.Join(n.Mount, "f"), "residency=demand"); res.Err != nil {
+		t.Errorf("residency=demand: %v: %s", res.Err, res.Stderr)
+	}
+	made.Must("truncate %s 8192", filepath.Join(n.Mount, "f"))
+	if _, err := n.TryAttach("/f", true); err == nil {
+		t.Error("a program attaches a file on demand")
 	}
 }
