@@ -414,6 +414,9 @@ func (a *Area) storeHereLocked(p []byte, off int64, w way, waited bool) error {
 		a.dirtyLocked(e, a.extentLocked(e), pagesOf(e, off, len(p)))
 		a.changedLocked(e, pagesOf(e, off, len(p)), nil)
 	}
+	if w != writtenBack {
+		a.noteWrittenLocked(off, len(p))
+	}
 	if !ok {
 		return errRefused()
 	}

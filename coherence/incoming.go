@@ -63,7 +63,7 @@ func (a *Area) mergePageLocked(e dsm.ExtentIndex, i int, x *replicaExtent, n []b
 		case clean && delta == nil:
 			a.replaceLocked(e, x, i, n)
 			return
-		case a.sharedLocked() && !a.mu.absence.has(e):
+		case a.sharedLocked() && !a.mu.absence.has(e) && x.written[i] == nil:
 			mem.ReplaceShared(a.mu.kernel, p, n, x.keptOf(i, true))
 			a.mergedLocked(x, i)
 			return
@@ -92,16 +92,25 @@ func (a *Area) mergePageLocked(e dsm.ExtentIndex, i int, x *replicaExtent, n []b
 			}
 			delete(pub.snap, i) // from here on the publication accounts for the new base with its overlay
 		}
-		a.mergeLocked(a.mu.kernel, x, i, a.conflictsLocked(e, i, mine[:], incoming[:]), incoming[:], n)
+		a.mergeLocked(a.mu.kernel, x, i, a.mineLocked(x, i, mine[:], incoming[:]), incoming[:], n)
 	} else if clean {
 		copy(mem.Working(p), n)
 		if a.bareLocked(p) && !mem.Homed(e) {
 			return
 		}
 	} else {
-		a.mergeLocked(a.mu.kernel, x, i, a.conflictsLocked(e, i, mem.Base(p), n), n, n)
+		a.mergeLocked(a.mu.kernel, x, i, a.mineLocked(x, i, mem.Base(p), n), n, n)
 	}
 	mem.SetBase(p, n)
+}
+
+// mineLocked returns the bytes with which those of page i are compared to find what this node has stored, which stays: base, but for what was written. In a comparison with what others have published meanwhile that counts where it differs, and conflicts are kept.
+func (a *Area) mineLocked(x *replicaExtent, i int, base, incoming []byte) []byte {
+	if a.mu.absence.has(x.index) {
+		delete(x.written, i)
+		return a.conflictsLocked(x.index, i, base, incoming)
+	}
+	return x.storedBaseLocked(a.mu.kernel, a.mu.mem, i, base, new([dsm.PageSize]byte))
 }
 
 // mergeLocked brings the incoming bytes of page i of an extent into the working copy: see merge.Kernel. next is what the base copy becomes, and what is under way of the page is as it will be

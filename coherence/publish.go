@@ -179,7 +179,7 @@ func (a *Area) newPublicationLocked(e dsm.ExtentIndex, x *replicaExtent) *public
 		pub.round = a.mu.replica.contribution.id
 		x.joins = len(x.stash) > 0
 	}
-	x.dirty = x.dirty.Minus(pub.sent)
+	x.dirty = x.dirty.Minus(pub.sent) // diffLocked follows
 	if len(x.stash) == 0 {
 		x.started++
 	}
@@ -197,7 +197,7 @@ func (a *Area) diffLocked(pub *publication) {
 	pub.delta.Data = pub.data.Bytes[:0]
 	x := a.mu.replica.extents[e]
 	pub.compared = pub.sent
-	var snap, accounted [dsm.PageSize]byte
+	var snap, accounted, buf [dsm.PageSize]byte
 	for i := range pub.sent.All() {
 		p := page(e, i)
 		mem.PrefetchNext(e, &pub.sent, i)
@@ -207,6 +207,7 @@ func (a *Area) diffLocked(pub *publication) {
 			x.accounted(accounted[:], i, base)
 			base = accounted[:]
 		}
+		base = x.storedBaseLocked(pub.kernel, mem, i, base, &buf)
 		// A program that has detached may have left bytes past the end.
 		if a.sharedLocked() || int64(p+1)*dsm.PageSize > a.mu.ino.Size {
 			w = a.bytesOfLocked(p)
@@ -238,6 +239,7 @@ func (a *Area) diffLocked(pub *publication) {
 			pub.snap[i] = bytes.Clone(w)
 		}
 	}
+	x.publishedLocked(pub.sent)
 	pub.sent = pub.pages
 	pub.data.Bytes = pub.delta.Data // delta.Data may have outgrown the buffer
 	pub.data.Trim()

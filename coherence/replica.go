@@ -73,14 +73,15 @@ type replica struct {
 // replicaExtent is the replica's side of an extent.
 type replicaExtent struct {
 	index    dsm.ExtentIndex
-	live     bool        // the home has answered the Subscribe; pushes that came before belong to an earlier subscription
-	version  dsm.Version // all changes up to here are in the base copy
-	anew     bool        // the home may have given all pages other versions since
-	summed   uint64      // the round of a Subscribe with sums that is not answered; 0: there is none. The base stays what it is until then: see sumsLocked
-	have     dsm.PageSet // pages whose bytes are here
-	outdated dsm.PageSet // pages known to be newer at the home
-	dirty    dsm.PageSet // pages stored to since they were last published
-	asked    dsm.PageSet // pages with a Fetch under way
+	live     bool                  // the home has answered the Subscribe; pushes that came before belong to an earlier subscription
+	version  dsm.Version           // all changes up to here are in the base copy
+	anew     bool                  // the home may have given all pages other versions since
+	summed   uint64                // the round of a Subscribe with sums that is not answered; 0: there is none. The base stays what it is until then: see sumsLocked
+	have     dsm.PageSet           // pages whose bytes are here
+	outdated dsm.PageSet           // pages known to be newer at the home
+	dirty    dsm.PageSet           // pages stored to since they were last published
+	written  map[int]*writtenBytes // of dirty pages: what was written by write(2)
+	asked    dsm.PageSet           // pages with a Fetch under way
 	pub      *publication
 	parts    []*publication    // this node's parts of a round that the home keeps apart, oldest first
 	joins    bool              // the next publication is a part of the round in replica.contribution
@@ -496,6 +497,7 @@ func (a *Area) replicaResizedLocked(was, is int64) {
 	for _, e := range a.extentsFromLocked(dsm.ExtentIndex(is / dsm.ExtentSize)) { // the extents before lose nothing
 		x := r.extents[e]
 		a.shrinkStashLocked(x, is)
+		x.cutWrittenLocked(is)
 		for pub := range x.publications() {
 			pub.shrink(e, is)
 		}

@@ -1,0 +1,143 @@
+package coherence
+
+import (
+	"encoding/binary"
+	"math/bits"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/pages"
+	"github.com/dsmfs/dsmfs/pages/merge"
+)
+
+// What a program writes by write(2) counts as stored, also where the bytes are what this node had. Another node may have published others
+// meanwhile, of which this one has not heard: they are older than the write. A comparison with the base copy would not find them, and the file would have some bytes
+// of each. So it is noted which bytes of a page were written since it was last published, by the rule `last`. In a comparison the base is another there.
+//
+// What is stored to mappings comes as a whole page, so it is not known where a program has stored what was there.
+//
+// Nothing is noted where the base has the home's bytes of now, nor for zeroes in a page of zeroes: holes stay holes. The next daemon does not know of the notes. What it has not published of such bytes when one was killed counts if others have not published there.
+
+// writtenBytes are the bytes of a page that were written.
+type writtenBytes [dsm.PageSize / 64]uint64
+
+// allWritten is a page of which all bytes were written. It does not change.
+var allWritten = func() *writtenBytes {
+	w := new(writtenBytes)
+	for i := range w {
+		w[i] = ^uint64(0)
+	}
+	return w
+}()
+
+// add notes the bytes [lo, hi).
+func (w *writtenBytes) add(lo, hi int) {
+	for lo < hi {
+		bit := lo % 64
+		n := min(64-bit, hi-lo)
+		w[lo/64] |= ^uint64(0) >> (64 - n) << bit
+		lo += n
+	}
+}
+
+// cut forgets the bytes from end on.
+func (w *writtenBytes) cut(end int) {
+	for i := range w {
+		switch n := end - 64*i; {
+		case n <= 0:
+			w[i] = 0
+		case n < 64:
+			w[i] &= ^uint64(0) >> (64 - n)
+		}
+	}
+}
+
+// unlike makes the bytes of base others than those of page where it was written.
+func (w *writtenBytes) unlike(base, page []byte) {
+	for i, set := range w {
+		if set == ^uint64(0) {
+			for at := 64 * i; at < 64*(i+1); at += 8 {
+				binary.NativeEndian.PutUint64(base[at:], ^binary.NativeEndian.Uint64(page[at:]))
+			}
+			continue
+		}
+		for ; set != 0; set &= set - 1 {
+			at := 64*i + bits.TrailingZeros64(set)
+			base[at] = ^page[at]
+		}
+	}
+}
+
+// noteWrittenLocked notes a write(2) of n bytes at off, which the working copy has. The pages are here, and dirty.
+func (a *Area) noteWrittenLocked(off int64, n int) {
+	if a.mu.ino.Spec.Merge != dsm.MergeLast || a.versionedLocked() {
+		return
+	}
+	for n > 0 {
+		p := dsm.PageIndex(off / dsm.PageSize)
+		lo := int(off % dsm.PageSize)
+		k := min(dsm.PageSize-lo, n)
+		a.noteWrittenPageLocked(p, lo, lo+k)
+		off, n = off+int64(k), n-k
+	}
+}
+
+func (a *Area) noteWrittenPageLocked(p dsm.PageIndex, lo, hi int) {
+	e, i := p.Extent()
+	x, mem := a.extentLocked(e), a.mu.mem
+	if mem.Homed(e) && !mem.HasTwin(p) && !x.unmerged(i) {
+		return
+	}
+	w := x.written[i]
+	if w == nil && isZero(mem.Working(p)) && isZero(mem.Base(p)) {
+		return
+	}
+	switch {
+	case w == allWritten:
+	case lo == 0 && hi == dsm.PageSize:
+		w = allWritten
+	case w == nil:
+		w = new(writtenBytes)
+		fallthrough
+	default:
+		w.add(lo, hi)
+	}
+	if x.written == nil {
+		x.written = make(map[int]*writtenBytes)
+	}
+	x.written[i] = w
+}
+
+// storedBaseLocked returns the bytes with which those of page i of an extent are compared, base, so that what was written differs, if the rule is still `last`. It may copy them to buf.
+func (x *replicaExtent) storedBaseLocked(k merge.Kernel, mem *pages.Area, i int, base []byte, buf *[dsm.PageSize]byte) []byte {
+	w := x.written[i]
+	if w == nil || !k.Last() {
+		return base
+	}
+	copy(buf[:], base)
+	w.unlike(buf[:], mem.Working(page(x.index, i)))
+	return buf[:]
+}
+
+// publishedLocked forgets what was written to pages that are not dirty any more.
+func (x *replicaExtent) publishedLocked(set dsm.PageSet) {
+	if len(x.written) == 0 {
+		return
+	}
+	for i := range set.All() {
+		delete(x.written, i)
+	}
+}
+
+// cutWrittenLocked forgets what was written past the end of the area.
+func (x *replicaExtent) cutWrittenLocked(size int64) {
+	for i, w := range x.written {
+		switch end := size - int64(page(x.index, i))*dsm.PageSize; {
+		case end <= 0:
+			delete(x.written, i)
+		case end < dsm.PageSize:
+			c := *w
+			c.cut(int(end))
+			x.written[i] = &c
+		}
+	}
+}
