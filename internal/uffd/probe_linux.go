@@ -1,6 +1,7 @@
 package uffd
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -15,7 +16,10 @@ func probe() Features {
 	var f Features
 	fd, full, err := create()
 	if err != nil {
-		no := Feature{Reason: fmt.Sprintf("userfaultfd(2): %v; the kernel has none, or a sandbox forbids it", err)}
+		no := Feature{Reason: fmt.Sprintf("userfaultfd(2): %v", err)}
+		if !errors.Is(err, unix.EMFILE) && !errors.Is(err, unix.ENFILE) {
+			no.Reason += "; the kernel has none, or a sandbox forbids it"
+		}
 		return Features{Async: no, Dropped: no, Tables: no, Sync: no, Poison: no, Missing: no, Unmap: no, Remove: no, Kernel: no, Swap: swap()}
 	}
 	has, err := handshake(fd, 0)
@@ -94,8 +98,8 @@ type scratch struct {
 	tables      bool // scan with the second question
 }
 
-func newScratch(pages int, features, mode uint64) (s *scratch, err error) {
-	s = &scratch{fd: -1, pagemap: -1}
+func newScratch(pages int, features, mode uint64) (_ *scratch, err error) {
+	s := &scratch{fd: -1, pagemap: -1}
 	defer func() {
 		if err != nil {
 			s.close()
@@ -121,7 +125,10 @@ func newScratch(pages int, features, mode uint64) (s *scratch, err error) {
 	if _, err = handshake(s.fd, features); err != nil {
 		return nil, step("UFFDIO_API", err)
 	}
-	return s, step("UFFDIO_REGISTER", register(s.fd, s.addr(), uint64(len(s.mem)), mode))
+	if err = register(s.fd, s.addr(), uint64(len(s.mem)), mode); err != nil {
+		return nil, step("UFFDIO_REGISTER", err)
+	}
+	return s, nil
 }
 
 func (s *scratch) addr() uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(s.mem)))) }

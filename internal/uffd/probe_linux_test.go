@@ -37,6 +37,39 @@ func TestProbeLeavesNothing(t *testing.T) {
 	}
 }
 
+// TestProbeFails: whatever step of it fails, what does not work has a reason, and no descriptor stays open.
+func TestProbeFails(t *testing.T) {
+	var was unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	next, err := unix.MemfdCreate("next", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeFD(next)
+	before, full := descriptors(t), probe()
+	for room := range 6 { // a memory, its page table, a userfaultfd, and what the runtime has open
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(next + room), Max: was.Max}); err != nil {
+			t.Fatal(err)
+		}
+		f := probe()
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("room for %d: %+v", room, f)
+		for _, x := range []struct{ before, now Feature }{{full.Async, f.Async}, {full.Sync, f.Sync}, {full.Missing, f.Missing}, {full.Poison, f.Poison}} {
+			if x.now.OK && (!x.before.OK || room == 0) || !x.now.OK && x.now.Reason == "" {
+				t.Errorf("room for %d: %+v", room, f)
+				break
+			}
+		}
+	}
+	if after := descriptors(t); after != before {
+		t.Errorf("%d descriptors before, %d after", before, after)
+	}
+}
+
 // TestTrackLeavesNothing, neither when it succeeds nor when it fails.
 func TestTrackLeavesNothing(t *testing.T) {
 	modes(t, func(t *testing.T, mode Mode) {
