@@ -56,6 +56,16 @@ type Attachment struct {
 //
 // Programs that attach to a versioned area for reading get the bytes that are published, never what is only stored.
 func (a *Area) Attach(ctx context.Context, program int, write bool) (*Attachment, *os.File, error) {
+	for {
+		t, f, err := a.attach(ctx, program, write)
+		if err != errNeedsFile || ctx.Err() != nil {
+			return t, f, err
+		}
+	}
+}
+
+// attach is Attach. errNeedsFile if the area changed meanwhile: then it has to begin anew.
+func (a *Area) attach(ctx context.Context, program int, write bool) (*Attachment, *os.File, error) {
 	if write {
 		if err := a.ownToStore(ctx); err != nil {
 			return nil, nil, err
@@ -90,7 +100,12 @@ func (a *Area) Attach(ctx context.Context, program int, write bool) (*Attachment
 				return
 			}
 		}
-		if t.which = a.mapsLocked(write); t.which == pages.WorkingCopy {
+		needs := false
+		if t.which, needs = a.needsFileLocked(program, write); needs && file == nil {
+			err = errNeedsFile
+			return
+		}
+		if t.which == pages.WorkingCopy {
 			if t.draft, err = a.draftOfLocked(program, write, promised, file); err != nil {
 				return
 			}
@@ -127,27 +142,6 @@ func (a *Area) Attach(ctx context.Context, program int, write bool) (*Attachment
 		return nil, nil, err
 	}
 	return t, f, nil
-}
-
-// exclusiveLocked refuses the attachment of the mount while programs have the working copy for writing, and the other way round.
-func (a *Area) exclusiveLocked(t *Attachment) error {
-	r := &a.mu.replica
-	switch {
-	case !t.mount && t.write && t.draft == nil && r.direct > 0:
-		return errs.E(errs.Unsupported, "attach", "the file is open or mapped on this node with access=direct: programs that write map it through the mount, which is the same memory")
-	case !t.mount || r.direct > 0:
-		return nil
-	}
-	if r.mapped == 0 || !a.mu.mem.Sealed() && r.attached == 0 {
-		a.endsWithDaemonLocked("a program has a file with access=direct open")
-	}
-	if r.mapped == 0 {
-		a.unshareLocked()
-	}
-	if a.mu.mem.Sealed() || r.attached > 0 {
-		return errs.E(errs.Busy, "attach", "programs have attached the file for writing")
-	}
-	return nil
 }
 
 // open opens the memory. The working copy of an area on demand is always opened for writing: userfaultfd takes a

@@ -28,10 +28,7 @@ func (a *Area) heldFile(ctx context.Context, program int, write bool) (*pages.He
 		if err = a.heldRefusalLocked(program, write); err != nil || a.mu.mem == nil {
 			return
 		}
-		if which = a.mapsLocked(write); which == pages.WorkingCopy && a.hasDraftLocked(program) != nil {
-			return
-		}
-		wants = a.wantsDraftLocked(program, write) || a.mu.mem.WantsFile(which)
+		which, wants = a.needsFileLocked(program, write)
 	})
 	if err == nil { // what programs see must stay, also if they only read
 		err = a.awaitAllHere(ctx)
@@ -48,6 +45,21 @@ func (a *Area) heldFile(ctx context.Context, program int, write bool) (*pages.He
 		return nil, err
 	}
 	return file, nil
+}
+
+// errNeedsFile is what Attach finds if no file was needed when it began, and one is now: the draft of the program has ended with its last attachment, or the settings of the file have changed.
+var errNeedsFile error = errs.E(errs.Busy, "attach", "the file changes all the time on this node: try again")
+
+// needsFileLocked returns which copy a program maps, or gets a draft of, and whether it needs a file for that.
+func (a *Area) needsFileLocked(program int, write bool) (which pages.Copy, needs bool) {
+	which = a.mapsLocked(write)
+	switch {
+	case which == pages.WorkingCopy && a.hasDraftLocked(program) != nil:
+		return which, false
+	case a.wantsDraftLocked(program, write):
+		return which, a.mu.mem.Outlives()
+	}
+	return which, a.mu.mem.WantsFile(which)
 }
 
 // mapsLocked returns which copy a program maps that has no draft.
