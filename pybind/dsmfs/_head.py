@@ -11,7 +11,7 @@ from . import _linux
 
 _LINE = 64
 _DIED = 0x40000000
-_ENDED, _REMOVED, _FOLLOWS = 1, 2, 4
+_ENDED, _REMOVED, _FOLLOWS, _OWN = 1, 2, 4, 8
 #: Seconds after which a thread that waits looks whether a signal has come just before it slept, and whether the daemon lives where
 #: the kernel does not tell.
 _LOOK = 0.1
@@ -52,6 +52,11 @@ class Head:
     def follows(self) -> bool:
         """Whether later versions come without being asked for."""
         return bool(self._words[1] & _FOLLOWS)
+
+    @property
+    def own(self) -> bool:
+        """Whether the program has memory of its own."""
+        return bool(self._words[1] & _OWN)
 
     @property
     def removed(self) -> bool:

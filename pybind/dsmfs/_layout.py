@@ -151,11 +151,14 @@ class Layout:
 
 def read(
     name: str,
-    mapping: Mapping,
+    mapping: Mapping | bytes,
     dtype: np.dtype[Any] | None,
     shape: tuple[int, ...] | None,
     offset: int,
     order: str,
+    *,
+    size: int | None = None,
+    cut: bool = False,
 ) -> Layout:
     """Find out what is in a file.
 
@@ -164,16 +167,20 @@ def read(
     name
         Of the file, for its ending and for error texts.
     mapping
-        Of the whole file; no more of it is touched than its header.
+        Of the whole file, or the start of it; no more of it is touched than its header.
     dtype, shape, offset, order
         What the caller says of it: see :func:`dsmfs.open`.
+    size
+        Of the file; None: that of the mapping.
+    cut
+        The header may be from before the file had this size: the array ends where the file does.
 
     Raises
     ------
     FormatError
         It is something else, or nothing that says what it is.
     """
-    size = len(mapping)
+    size = len(mapping) if size is None else size
     if name.endswith(SAFETENSORS) and dtype is None and shape is None and offset == 0:
         data, tensors = _safetensors.read_header(mapping, size)
         return Layout(np.dtype("u1"), (size - data,), data, False, tensors=tensors)
@@ -184,6 +191,7 @@ def read(
             wanted = f"{'this shape' if shape is None else shape} of {dtype or 'this'}"
             raise FormatError(f"{name} has shape {there} of {has}, not {wanted}")
         layout = Layout(has, there, offset, fortran, headed=True, whole=True)
+        layout = layout.grown(size) if cut else layout
     elif dtype is None:
         raise FormatError(f"{name} has no .npy header: say with dtype= (and shape=) what is in it")
     else:

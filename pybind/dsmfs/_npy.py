@@ -14,7 +14,7 @@ import numpy as np
 from ._errors import FormatError
 
 MAGIC = b"\x93NUMPY"
-_MOST_HEADER = 1 << 16
+MOST_HEADER = 1 << 16
 _NARROW = 10  # bytes before the text of a header of version 1
 _PREFIX = 12  # bytes: magic, version, and in all versions the length of the rest
 
@@ -175,7 +175,7 @@ def start(memory: Any, size: int) -> bytes:
         return head
     wide = head[len(MAGIC)] > 1
     length = int.from_bytes(head[8 : 12 if wide else 10], "little")
-    return bytes(memory[: min(size, _PREFIX + length, _MOST_HEADER)])
+    return bytes(memory[: min(size, _PREFIX + length, MOST_HEADER)])
 
 
 def nbytes(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:

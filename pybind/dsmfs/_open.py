@@ -77,7 +77,8 @@ def open(
     Returns
     -------
     Area
-        It has everything that any node had published before the call.
+        It has everything that any node had published before the call. If the program has it open already, to store, and updates enter
+        memory in sync calls only (`apply`), it has the length that was published, and the elements that those calls have brought in.
 
     Raises
     ------
@@ -128,10 +129,31 @@ def _area(
     order: str = "C",
 ) -> Area:
     try:
-        return Area(where, mode, way, mapping, _layout.read(str(where), mapping, dtype, shape, offset, order))
+        return Area(where, mode, way, mapping, _described(where, way, mapping, dtype, shape, offset, order))
     except BaseException:
         way.close()
         raise
+
+
+def _described(where: Location, way: Plane, mapping: Mapping, *said: Any) -> _layout.Layout:
+    """Find out what is in a file whose size is that of the mapping.
+
+    Where updates enter memory in sync calls only, memory may have the header of before somebody resized the file. Then the one that is published
+    counts, or, where that cannot be read, the size.
+    """
+    size = len(mapping)
+    try:
+        layout = _layout.read(str(where), mapping, *said)
+        if not layout.headed or layout.size == size:
+            return layout
+        head = way.published(_npy.MOST_HEADER)
+        if head is None:
+            return layout
+    except FormatError:
+        head = way.published(_npy.MOST_HEADER)
+        if head is None:
+            raise
+    return _layout.read(str(where), head or mapping, *said, size=size, cut=not head)
 
 
 def again(path: str, mode: str, described: dict[str, Any], plane: str) -> Area:

@@ -74,6 +74,11 @@ class PageCachePlane:
         with translated(self._path):
             return os.fstat(self._fd).st_size
 
+    def published(self, most: int) -> bytes | None:
+        """Nothing, where updates enter the page cache in sync calls only: others may have it mapped."""
+        with translated(self._path):
+            return b"" if self._waits_for_sync() else None
+
     def again(self, writable: bool | None = None) -> tuple[PageCachePlane, Mapping]:
         """Map it once more."""
         if writable in (None, self.writable):

@@ -50,6 +50,9 @@ class Plane(Protocol):
     def size_now(self) -> int:
         """Return the size of the file, in bytes, which others may have changed."""
 
+    def published(self, most: int) -> bytes | None:
+        """Return the start of the file as it is published. None if memory has that; nothing if it is out of reach."""
+
     def again(self, writable: bool | None = None) -> tuple[Plane, Mapping]:
         """Return a plane for the current size of the area, and the mapping. The old mapping stays.
 

@@ -132,6 +132,39 @@ def test_threads_use_one_area_at_once(nodes: dsmfs.Cluster) -> None:
             assert r.array[:4].tolist() == [20] * 4
 
 
+@pytest.mark.parametrize("rows", [5, 3000])
+def test_a_program_opens_an_area_again_that_others_have_resized(nodes: dsmfs.Cluster, rows: int) -> None:
+    nodes[0].create("w.npy", (10, 50), "i8", merge="sum").close()
+    with nodes[1].open("w.npy") as a:
+        a.array[3] = 1
+        a.sync()
+        with nodes[0].open("w.npy") as b:
+            b.sync()
+            b.resize((rows, 50))
+            b.array[4] = 2
+            b.sync()
+        a.array[2] = 4  # not synced yet
+        for mode in ("r+", "r"):
+            with nodes[1].open("w.npy", mode) as again:
+                assert again.shape == again.array.shape == (rows, 50)
+                assert again.array[2:4, 0].tolist() == [4, 1]
+        a.sync()
+        assert a.remap().shape == (rows, 50) and a.array.sum() == 50 * (4 + 1 + 2)
+    with nodes[2].open("w.npy") as late:
+        assert late.array.sum() == 50 * (4 + 1 + 2)
+
+
+@pytest.mark.parametrize("merge", ["last", "sum"])
+def test_a_file_that_ends_too_soon(nodes: dsmfs.Cluster, merge: str) -> None:
+    if merge == "sum" and os.environ["DSMFS_PLANE"] == "page-cache":
+        pytest.skip("the page cache may have the header of before")
+    nodes[0].create("w.npy", (10, 50), "i8", merge=merge).close()
+    os.truncate(nodes[0] / "w.npy", 928)
+    for node in nodes:
+        with pytest.raises(dsmfs.FormatError, match="has 928 bytes: too few"):
+            node.open("w.npy")
+
+
 def test_an_area_is_resized_for_all_nodes(nodes: dsmfs.Cluster) -> None:
     with nodes[0].create("w.npy", (10, 50), "i8") as w:
         w.array[:] = 1
