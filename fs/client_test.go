@@ -313,6 +313,9 @@ func (s *clientState) run(c clientCall, r *clientReply) (err error) {
 		return unix.Setxattr(c.Path, c.To, c.Data, c.Flag)
 	case "removexattr":
 		return unix.Removexattr(c.Path, c.To)
+	case "setfsuid":
+		_, err := unix.SetfsuidRetUid(c.Flag)
+		return err
 	case "listxattr":
 		buf := make([]byte, 4096)
 		n, err := unix.Listxattr(c.Path, buf)

@@ -2,6 +2,8 @@ package fs
 
 import (
 	"bytes"
+	"fmt"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -424,6 +426,11 @@ func TestXattrs(t *testing.T) {
 	c.wantErrno(syscall.EPERM, clientCall{Op: "removexattr", Path: w, To: "user.dsm.merge"})
 	c.wantErrno(syscall.EOPNOTSUPP, set("security.x", "x"))
 	c.wantErrno(syscall.EOPNOTSUPP, clientCall{Op: "getxattr", Path: w, To: "security.capability"})
+	for _, op := range []string{"setxattr", "getxattr", "removexattr"} {
+		for _, space := range []string{"user.", "trusted."} { // without a name in it
+			c.wantErrno(syscall.EINVAL, clientCall{Op: op, Path: w, To: space})
+		}
+	}
 
 	// A directory's settings are for what is made in it; it has no version.
 	c.must(clientCall{Op: "mkdir", Path: f.path("d"), Mode: 0o755})
@@ -440,6 +447,19 @@ func TestXattrs(t *testing.T) {
 	c.wantErrno(syscall.ENODATA, clientCall{Op: "setxattr", Path: w, To: "user.nix", Flag: unix.XATTR_REPLACE})
 	if got := c.must(clientCall{Op: "listxattr", Path: w}).Names; !slices.Equal(got, []string{"user.note"}) {
 		t.Errorf("listed: %q, want the program's own only", got)
+	}
+
+	// Those that only root can read are listed for root only.
+	if os.Geteuid() == 0 {
+		c.must(clientCall{Op: "setxattr", Path: w, To: "trusted.note", Data: []byte("hi")})
+		opened := fmt.Sprintf("/proc/self/fd/%d", c.open(w, unix.O_RDONLY)) // the other user cannot get to the mount
+		for uid, want := range map[int][]string{0: {"trusted.note", "user.note"}, 65534: {"user.note"}} {
+			c.must(clientCall{Op: "setfsuid", Flag: uid})
+			if got := c.must(clientCall{Op: "listxattr", Path: opened}).Names; !slices.Equal(got, want) {
+				t.Errorf("listed for user %d: %q, want %q", uid, got, want)
+			}
+		}
+		c.must(clientCall{Op: "setfsuid", Flag: 0})
 	}
 }
 

@@ -83,10 +83,19 @@ func formatNodes(ids []dsm.NodeID) string {
 
 func formatVersion(v dsm.Version) string { return strconv.FormatUint(uint64(v), 10) }
 
-// supported reports whether attributes in the name's namespace are kept. Other namespaces mean
-// something to a kernel (capabilities, ACLs), so programs would believe that they take effect.
-func supported(name string) bool {
-	return strings.HasPrefix(name, "user.") || strings.HasPrefix(name, "trusted.")
+const trustedPrefix = "trusted."
+
+// refused returns why no attribute has a name; OK if one may. Namespaces but these two mean something to
+// a kernel (capabilities, ACLs), so programs would believe that they take effect.
+func refused(name string) fuse.Status {
+	for _, space := range []string{"user.", trustedPrefix} {
+		if rest, is := strings.CutPrefix(name, space); is && rest == "" {
+			return fuse.EINVAL
+		} else if is {
+			return fuse.OK
+		}
+	}
+	return fuse.Status(syscall.EOPNOTSUPP)
 }
 
 func (b *bridge) xattr(ctx context.Context, ino dsm.Ino, name string) ([]byte, error) {
@@ -114,8 +123,11 @@ func (b *bridge) xattr(ctx context.Context, ino dsm.Ino, name string) ([]byte, e
 }
 
 func (b *bridge) GetXAttr(cancel <-chan struct{}, in *fuse.InHeader, name string, dest []byte) (uint32, fuse.Status) {
-	if _, ok := control.Of(in.NodeId); ok || !supported(name) {
+	if _, ok := control.Of(in.NodeId); ok {
 		return 0, fuse.Status(syscall.EOPNOTSUPP) // so that ls -l does not ask for the next file's
+	}
+	if no := refused(name); !no.Ok() {
+		return 0, no
 	}
 	r := b.begin(cancel, in)
 	defer r.end()
@@ -147,6 +159,9 @@ func (b *bridge) ListXAttr(cancel <-chan struct{}, in *fuse.InHeader, dest []byt
 	}
 	var list []byte
 	for _, n := range names {
+		if in.Uid != 0 && strings.HasPrefix(n, trustedPrefix) {
+			continue // the kernel lets no such program read them either
+		}
 		list = append(append(list, n...), 0)
 	}
 	b.retries.drop(r.tid)
@@ -154,8 +169,11 @@ func (b *bridge) ListXAttr(cancel <-chan struct{}, in *fuse.InHeader, dest []byt
 }
 
 func (b *bridge) SetXAttr(cancel <-chan struct{}, in *fuse.SetXAttrIn, name string, data []byte) fuse.Status {
-	if _, ok := control.Of(in.NodeId); ok || !supported(name) {
+	if _, ok := control.Of(in.NodeId); ok {
 		return fuse.Status(syscall.EOPNOTSUPP)
+	}
+	if no := refused(name); !no.Ok() {
+		return no
 	}
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
@@ -208,8 +226,11 @@ func (b *bridge) setSpec(ctx context.Context, ino dsm.Ino, key, value string) er
 }
 
 func (b *bridge) RemoveXAttr(cancel <-chan struct{}, in *fuse.InHeader, name string) fuse.Status {
-	if _, ok := control.Of(in.NodeId); ok || !supported(name) {
+	if _, ok := control.Of(in.NodeId); ok {
 		return fuse.Status(syscall.EOPNOTSUPP)
+	}
+	if no := refused(name); !no.Ok() {
+		return no
 	}
 	if strings.HasPrefix(name, dsmPrefix) {
 		return fuse.EPERM // a setting always has a value
