@@ -11,7 +11,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
-// streams are what programs read of a versioned area by one handle. The kernel asks for a large read(2) in pieces of maxTransfer, one after
+// streams are what programs read of a versioned area by one handle. The kernel asks for a large read(2) in pieces of maxTransfer, of which the first may be up to a page less, one after
 // the other, and programs read files in pieces themselves. So a piece that begins where the last one of the same thread ended is answered
 // from the version that this one was answered from. Any other is answered from the newest, but for programs in Go, which go from thread to
 // thread: a thread that goes on nowhere itself may go on where another one has just ended. No thread gets an older version than before.
@@ -29,7 +29,7 @@ type streams struct {
 // stream is the last piece that a thread has read.
 type stream struct {
 	next    int64       // where it ended, or nowhere
-	full    bool        // it was as large as pieces get, so there may be more of the same read(2)
+	full    bool        // it was as large as pieces get (leastFull), so there may be more of the same read(2)
 	lent    bool        // another thread has a copy
 	version dsm.Version // 0: all zero, before the first publish
 	size    int64
@@ -45,6 +45,9 @@ const (
 	// streamIdle is how long a version stays pinned for a thread that reads no more: it may cost as much memory as the area.
 	// To go on later is ESTALE if the version has been dropped.
 	streamIdle = 10 * time.Second
+	// leastFull is how much the kernel asks for at least if there may be more of the same read(2): as many pages as maxTransfer has, of which a buffer
+	// that does not begin where a page does fills the first one in part.
+	leastFull = maxTransfer - dsm.PageSize + 1
 	// maxStreams bounds the threads of which a handle knows where they have read.
 	maxStreams = 1024
 )
@@ -200,7 +203,7 @@ func (h *fileHandle) readWhole(ctx context.Context, tid uint32, p []byte, off in
 		h.failed(area, tid, t, err)
 		return 0, err
 	}
-	t.next, t.full, t.lent = off+int64(n), n == maxTransfer, false
+	t.next, t.full, t.lent = off+int64(n), n >= leastFull, false
 	if t.next >= t.size {
 		t.unpin(area)
 	}
@@ -223,7 +226,7 @@ func (h *fileHandle) stream(ctx context.Context, area Area, tid uint32, off int6
 			return t, err
 		}
 		t.unpin(area)
-		t = &stream{next: off, full: off >= maxTransfer, version: lost, size: math.MaxInt64}
+		t = &stream{next: off, full: off >= leastFull, version: lost, size: math.MaxInt64}
 	}
 	if t == nil {
 		return h.newest(ctx, area)
