@@ -1,11 +1,16 @@
 package coherence
 
 import (
+	"bytes"
+	"context"
+	"log/slog"
+	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/wire"
 	"github.com/dsmfs/dsmfs/pages"
 )
@@ -279,6 +284,33 @@ func TestJoinedBackupLags(t *testing.T) {
 		t.Errorf("%d slots wait for a backup that is in sync with all", got)
 	}
 }
+
+// TestLogSaysWhyABackupLags, and an error only if the catalog could not be told.
+func TestLogSaysWhyABackupLags(t *testing.T) {
+	_, home, backup, _ := backed(t)
+	var log bytes.Buffer
+	home.node.cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
+	for _, failed := range []error{nil, errs.E(errs.Timeout, "test", "no quorum")} {
+		home.node.cfg.View = listens{home.node.cfg.View, failed}
+		for silent, want := range map[bool]string{true: "it does not answer", false: "it followed the home before this one"} {
+			log.Reset()
+			if err := home.node.fills.tellLags(backup.id, []dsm.Slot{3, 4}, home.view.Epoch, silent); err != failed {
+				t.Error(err)
+			}
+			if got := log.String(); !strings.Contains(got, want) || !strings.Contains(got, "slots=2") || strings.Contains(got, "err=") != (failed != nil) {
+				t.Errorf("error %v, silent %v: %s", failed, silent, got)
+			}
+		}
+	}
+}
+
+// listens is a view whose catalog answers who tells of backups that lag.
+type listens struct {
+	View
+	err error
+}
+
+func (l listens) BackupLags(context.Context, dsm.NodeID, []dsm.Slot, dsm.Epoch) error { return l.err }
 
 // TestRejoinedHomeHearsItself: what a home withholds from its own node outlasts its eviction, where nobody has taken over: nobody asks again.
 func TestRejoinedHomeHearsItself(t *testing.T) {

@@ -64,7 +64,7 @@ func (f *fills) lags(to dsm.NodeID, silent bool) {
 			if silent {
 				slots = f.awaited(v, to)
 			}
-			if len(slots) == 0 || f.tellLags(to, slots, v.Epoch) == nil {
+			if len(slots) == 0 || f.tellLags(to, slots, v.Epoch, silent) == nil {
 				if f.told(to, t) {
 					return
 				}
@@ -81,12 +81,21 @@ func (f *fills) lags(to dsm.NodeID, silent bool) {
 }
 
 // tellLags tells the catalog once.
-func (f *fills) tellLags(to dsm.NodeID, slots []dsm.Slot, e dsm.Epoch) error {
+func (f *fills) tellLags(to dsm.NodeID, slots []dsm.Slot, e dsm.Epoch, silent bool) error {
 	ctx, cancel := context.WithTimeout(f.node.handovers.ctx, 10*time.Second)
 	defer cancel()
 	err := f.node.cfg.View.BackupLags(ctx, to, slots, e)
-	f.node.cfg.Log.Warn("a backup does not follow", "node", to, "slots", len(slots), "err", err)
-	return err
+	why := "it followed the home before this one"
+	if silent {
+		why = "it does not answer"
+	}
+	log := f.node.cfg.Log.With("node", to, "slots", len(slots), "why", why)
+	if err != nil {
+		log.Warn("the catalog has yet to hear that a backup does not follow", "err", err)
+		return err
+	}
+	log.Warn("a backup does not follow")
+	return nil
 }
 
 // told says that the catalog has been told, and reports whether that is all there is to say.
