@@ -89,7 +89,7 @@ func (a *Area) awaitTold(ctx context.Context, off, n int64) error {
 const sureLimit = 20 * time.Millisecond
 
 // awaitSure returns when it is known what the page cache has of [off, off+n) after a write(2), or after sureLimit:
-// who writes and then stores to a mapping stores on top of what was written. See pages.Cached.Sure.
+// who writes and then stores to a mapping stores on top of what was written. See pages.Cached.Sure. What is void is mixed then.
 func (a *Area) awaitSure(ctx context.Context, off, n int64) {
 	sure := func() bool { return a.mu.cached == nil || a.mu.cached.Sure(off, n) }
 	now := false
@@ -101,6 +101,11 @@ func (a *Area) awaitSure(ctx context.Context, off, n int64) {
 	defer cancel()
 	if err := a.awaitNotices(ctx, sure); err != nil {
 		a.node.cfg.Log.Debug("a write(2) is answered before its pages are dropped", "area", a.id, "offset", off, "err", err)
+		a.note(func() {
+			if a.mu.cached != nil {
+				a.mu.cached.Answered(off, n)
+			}
+		})
 	}
 }
 

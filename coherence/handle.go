@@ -390,7 +390,11 @@ func (a *Area) storeLocked(p []byte, off int64, w way) error {
 		if w == writtenBack && a.mu.cached.Refuses(page(e, i)) { // it cannot be refused later: by then it has been answered
 			return errRefused()
 		}
-		a.stashLocked(x, stashed{off, bytes.Clone(p), w})
+		if w == writtenBack {
+			a.stashValidLocked(x, p, off)
+		} else {
+			a.stashLocked(x, stashed{off, bytes.Clone(p), w})
+		}
 		return nil
 	}
 	return a.storeHereLocked(p, off, w, false)
@@ -424,7 +428,7 @@ func (a *Area) storeHereLocked(p []byte, off int64, w way, waited bool) error {
 }
 
 func errRefused() error {
-	return errs.E(errs.Unavailable, "write", "stores to memory that another node has truncated meanwhile, of which too much was in use to tell them from what was there")
+	return errs.E(errs.Unavailable, "write", "stores to memory that another node has truncated meanwhile, of which nobody can tell whether they were made before that")
 }
 
 // Notice is something that the kernel must be told about a range of the area.

@@ -1,6 +1,23 @@
 package coherence
 
-import "context"
+import (
+	"context"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// AwaitTruncated returns when the kernel has dropped what shrinks on other nodes have truncated of an area, or when ctx ends. What programs store to their mappings
+// from then on is not void: see pages.Cached.Void.
+func (n *Node) AwaitTruncated(ctx context.Context, id dsm.AreaID) {
+	a := n.known(id)
+	if a == nil {
+		return
+	}
+	err := a.awaitNotices(ctx, func() bool { return a.mu.removed || a.mu.cached == nil || a.mu.cached.Truncated() })
+	if err != nil {
+		n.cfg.Log.Debug("the kernel has not dropped yet what was truncated", "area", id, "err", err)
+	}
+}
 
 // KernelShrinks says that the answer to a SETATTR is about to tell the kernel of a new size. The kernel then drops what
 // it has past that size, before it writes anything back. It hears later of sizes that other nodes set. Until then

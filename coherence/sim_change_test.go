@@ -37,6 +37,7 @@ func (k *fakeKernel) writeThrough(off int64, b byte) {
 			k.change = nil
 			if c := k.cache[p]; c != nil && c == w.page { // also if it was refused
 				c.given[off%dsm.PageSize] = b
+				c.mixed = c.cut
 			}
 			if err == nil {
 				wrote()

@@ -283,6 +283,9 @@ func (n *simNode) apply() {
 		return
 	}
 	n.node.AreaChanged(old, n.ino)
+	if n.ino.Size < old.Size {
+		n.kernel.voided(n.ino.Size)
+	}
 	if n.ino.Size < old.Size && n.sim.onShrink != nil {
 		n.sim.onShrink(n, n.ino.Size)
 	}
@@ -313,6 +316,9 @@ func (n *simNode) look() {
 	n.changed = make(chan struct{})
 	n.sim.mu.Unlock()
 	_, least, _, _ := n.AreaSince(simArea, old.Rev)
+	if least < old.Size {
+		n.kernel.voided(least)
+	}
 	if least < old.Size && n.sim.onShrink != nil {
 		n.sim.onShrink(n, least) // now, for a write(2) that is under way may be done after the shrink
 	}

@@ -35,6 +35,34 @@ type cachedPage struct {
 	data  [dsm.PageSize]byte
 	given [dsm.PageSize]byte // data without the stores that were not delivered
 	dirty bool
+	// cut says that another node has truncated the page, from byte void on, since the page cache got it: what programs have stored there, and store there before
+	// the kernel is told, does not count.
+	cut   bool
+	void  int
+	mixed bool // a program of this node has changed the size since: the WRITE may be refused
+}
+
+// isVoid reports whether stores to a byte of the page do not count.
+func (c *cachedPage) isVoid(i int) bool { return c.cut && i >= c.void }
+
+// voided follows a shrink on another node.
+func (k *fakeKernel) voided(size int64) {
+	void := func(p dsm.PageIndex, c *cachedPage) {
+		if from := size - int64(p)*dsm.PageSize; from < dsm.PageSize {
+			if !c.cut || c.void > int(max(from, 0)) {
+				c.void = int(max(from, 0))
+			}
+			c.cut = true
+		}
+	}
+	for p, c := range k.cache {
+		void(p, c)
+	}
+	for p, r := range k.reading {
+		if r.reply != nil {
+			void(p, r.reply)
+		}
+	}
 }
 
 // reading is a READ under way. valid is how much of the page no shrink has truncated since.
@@ -142,6 +170,9 @@ func (k *fakeKernel) writeBack(p dsm.PageIndex, c *cachedPage) {
 		case k.n.starved.Load() && errs.Is(err, errs.NoSpace), k.n.area.mu.short.ino != nil && errs.Is(err, errs.Timeout): // the next fsync says so; what there is memory for is taken
 			taken = min(n, k.n.area.mu.ino.Size-off)
 		case k.n.daemons > 1 && k.n.sim.seen.shrinks > 0 && errs.Is(err, errs.Unavailable): // the daemon does not know what the page cache was given
+			k.n.refused(p, c, n)
+			taken = 0
+		case c.mixed && errs.Is(err, errs.Unavailable): // what counts in it cannot be told
 			k.n.refused(p, c, n)
 			taken = 0
 		case err != nil:
@@ -284,6 +315,20 @@ func (k *fakeKernel) setattr() {
 	}
 	k.size, k.gen = k.n.ino.Size, k.n.ino.Gen
 	k.truncate(k.size)
+	mix := func(p dsm.PageIndex, c *cachedPage) {
+		if end := k.size - int64(p)*dsm.PageSize; c.cut && int64(c.void) >= end {
+			c.cut = false
+		}
+		c.mixed = c.cut
+	}
+	for p, c := range k.cache {
+		mix(p, c)
+	}
+	for p, r := range k.reading {
+		if r.reply != nil {
+			mix(p, r.reply)
+		}
+	}
 }
 
 // truncate is what the kernel does when it learns of a smaller size.

@@ -128,7 +128,7 @@ func (r *simRun) shrunk(n *simNode, size int64) {
 		if off >= size && r.storers[off] == n.i {
 			delete(n.given, off)
 			p := dsm.PageIndex(off / dsm.PageSize)
-			if c := n.kernel.cache[p]; n.kernel.changing(off) || r.unaware && (c != nil && c.dirty || n.kernel.past[p]) {
+			if n.kernel.changing(off) || r.unaware && n.kernel.past[p] {
 				r.maybe[off] = true
 				continue
 			}
@@ -226,6 +226,9 @@ func storeBytes(r *simRun, n *simNode) {
 		off := int64(p)*dsm.PageSize + int64(r.rng.IntN(hotBytes))
 		if !attached && off >= n.kernel.size {
 			continue // past the end that programs know
+		}
+		if c := n.kernel.cache[p]; !attached && c != nil && c.isVoid(int(off%dsm.PageSize)) {
+			continue // it does not count
 		}
 		if r.owner(off) == n.i && r.toAttached(off) == attached && !n.kernel.changing(off) {
 			v := r.seen.store(off)

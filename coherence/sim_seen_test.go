@@ -79,7 +79,7 @@ func (n *simNode) deliveredTo(p dsm.PageIndex, c *cachedPage, size int64) {
 			continue
 		}
 		switch {
-		case v == c.given[i] || off >= n.ino.Size || n.sim.owner(off) != n.i || n.sim.toAttached(off):
+		case v == c.given[i] || c.isVoid(i) || off >= n.ino.Size || n.sim.owner(off) != n.i || n.sim.toAttached(off):
 		case n.ino.Spec.Merge == dsm.MergeSum && n.sim.seen.shrinks > 0 && !n.took(off, v):
 			delete(n.given, off)
 			n.sim.seen.added[off] = true
@@ -93,7 +93,7 @@ func (n *simNode) deliveredTo(p dsm.PageIndex, c *cachedPage, size int64) {
 // refused says that what programs have stored to the first bytes of a page of the page cache is lost: the next fsync says so.
 func (n *simNode) refused(p dsm.PageIndex, c *cachedPage, size int64) {
 	for i, v := range c.data[:min(max(size, 0), hotBytes)] {
-		if off := int64(p)*dsm.PageSize + int64(i); v != c.given[i] && n.sim.owner(off) == n.i && !n.sim.toAttached(off) {
+		if off := int64(p)*dsm.PageSize + int64(i); v != c.given[i] && !c.isVoid(i) && n.sim.owner(off) == n.i && !n.sim.toAttached(off) {
 			n.sim.seen.refused[off] = true
 		}
 	}

@@ -1,6 +1,7 @@
 package coherence
 
 import (
+	"bytes"
 	"context"
 	"maps"
 	"slices"
@@ -28,6 +29,25 @@ func (a *Area) stashLocked(x *replicaExtent, s stashed) {
 	a.busyLocked(x.index, x)
 	x.stash[i] = append(x.stash[i], s)
 	a.fetchLocked(s.off, len(s.data))
+}
+
+// stashValidLocked keeps stores to a mapping of one page, but for those to a part of the page that another node has truncated: see pages.Cached.Void. That is known
+// only now, not when the page comes.
+func (a *Area) stashValidLocked(x *replicaExtent, data []byte, off int64) {
+	from, to := a.mu.cached.Void(dsm.PageIndex(off / dsm.PageSize))
+	lo := int(off % dsm.PageSize)
+	from, to = min(max(from-lo, 0), len(data)), min(max(to-lo, 0), len(data))
+	if from < to {
+		a.mu.cached.NotTaken(off+int64(from), data[from:to])
+	} else {
+		from, to = 0, 0
+	}
+	for _, s := range []stashed{{off, data[:from], writtenBack}, {off + int64(to), data[to:], writtenBack}} {
+		if len(s.data) > 0 {
+			s.data = bytes.Clone(s.data)
+			a.stashLocked(x, s)
+		}
+	}
 }
 
 // awaitUnstashed returns when none of the stores to [off, off+n) waits for its page, if another daemon may follow this one: that does not know of them, and the kernel asks it only for what was not answered. If the home is gone, or when ctx ends, it

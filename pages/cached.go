@@ -63,11 +63,11 @@ import (
 //
 // # When the area shrinks
 //
-// A shrink on another node truncates the working copy at once, and the kernel's page cache when the kernel is told. Until then a program goes on storing to
-// pages that show the old bytes, and the area may have grown again. Its stores are valid then, but the old bytes around them are not. So BeforeShrink keeps g
-// of the pages that are truncated, and a WRITE brings the change from g, as always. Stores that the kernel still withheld when the area shrank count as made
-// after it. Where there is no room for g, a WRITE of a mapping is refused. Each page that was truncated gets an invalidation. That ends state doubtful, as a
-// READ does.
+// A shrink on another node truncates the working copy at once, and the kernel's page cache when the kernel is told. Until then pages show the old bytes, with
+// stores that the kernel withholds, and the area may have grown again. So what is truncated of such a page is void: stores to mappings of it are not taken
+// (cached_void.go). What a write(2) brings is, and stores before the end are: BeforeShrink keeps g of the pages that are truncated, and a WRITE brings the change
+// from g, as always. Where there is no room for g, a WRITE of a mapping is refused, unless all of the page is void. Each page that was truncated gets an
+// invalidation. That ends state doubtful, as a READ does.
 //
 // The kernel truncates its page cache some time after it was told of a size. So it may still clear what a
 // later READ brought: see cached_told.go.
@@ -138,13 +138,14 @@ type Cached struct {
 	shared   bool // attached programs may store into the working copy
 	paused   bool // notices of updates are paused: see cached_paused.go
 	extents  map[dsm.ExtentIndex]*cachedExtent
-	given    map[dsm.PageIndex]frame   // g of the pages in state entry
-	others   map[dsm.PageIndex][]frame // of unsure pages: what the page cache may have in place of g
-	since    map[dsm.PageIndex][]byte  // of doubtful pages with g: see sinceShrink
-	late     map[dsm.PageIndex]late    // of late pages
-	punched  *punched                  // nil: the kernel has no hole left to drop
-	queue    []*cachedExtent           // extents with pages that may be pending
-	waiting  []*cachedExtent           // extents with paused pages
+	given    map[dsm.PageIndex]frame    // g of the pages in state entry
+	others   map[dsm.PageIndex][]frame  // of unsure pages: what the page cache may have in place of g
+	since    map[dsm.PageIndex][]byte   // of doubtful pages with g: see sinceShrink
+	late     map[dsm.PageIndex]late     // of late pages
+	voidPart map[dsm.PageIndex]voidSpan // of void pages: the part that is, if not all of it
+	punched  *punched                   // nil: the kernel has no hole left to drop
+	queue    []*cachedExtent            // extents with pages that may be pending
+	waiting  []*cachedExtent            // extents with paused pages
 	flights  []*flight
 	spare    []byte // buffer of a store notice that is done
 
@@ -157,6 +158,7 @@ type Cached struct {
 	open    int // pages pending + pages in flight
 	unready int // pages blind + storing + doubtful + bare
 	backlog int // pages with g that are pending or in flight
+	voids   int // pages void
 }
 
 // cachedExtent is the ledger of the pages of one extent.
@@ -180,6 +182,9 @@ type cachedExtent struct {
 	reread   dsm.PageSet // of flying: a READ came meanwhile
 	urgent   dsm.PageSet // of pending: a write(2) waits for the notice, so it is never on hold
 	unsure   dsm.PageSet // the page cache has one of several values: see cached_unsure.go
+	void     dsm.PageSet // of doubtful: stores to mappings are not taken: see cached_void.go
+	mixed    dsm.PageSet // of void: they are refused
+	early    dsm.PageSet // of flying: the notice was handed out before the shrink that made the page void
 }
 
 // NewCached returns a ledger of a with nothing given: the kernel must have nothing of the file. It
@@ -361,6 +366,9 @@ func (c *Cached) wrotePage(k merge.Kernel, p dsm.PageIndex, lo int, data []byte,
 	}
 	g, ok := c.given[p]
 	split := !back && c.isBack(x, i)
+	if !back && !split {
+		defer c.overwritten(x, i, lo, lo+len(data))
+	}
 	if split {
 		g, ok = c.beforeWrite(x, i, lo, data)
 	}
@@ -369,7 +377,7 @@ func (c *Cached) wrotePage(k merge.Kernel, p dsm.PageIndex, lo int, data []byte,
 			c.doubt(x, i) // a writer that nobody announced
 		}
 		if back && x.doubtful.Has(i) && !late {
-			return false
+			return !c.Refuses(p) // all of it is void
 		}
 		c.overwrite(x, i, lo, data)
 		return true
@@ -377,6 +385,7 @@ func (c *Cached) wrotePage(k merge.Kernel, p dsm.PageIndex, lo int, data []byte,
 	// The three-way merge with g as the base, what the kernel has now as the
 	// local stores, and the working copy as what comes in.
 	w := c.area.Working(p)
+	taken := true
 	var base, merged [dsm.PageSize]byte
 	copy(base[:], g.mem)
 	copy(merged[:], g.mem)
@@ -398,6 +407,7 @@ func (c *Cached) wrotePage(k merge.Kernel, p dsm.PageIndex, lo int, data []byte,
 			k.Either(p, base[:], o.mem, merged[:])
 		}
 		if since != nil {
+			taken = c.voidOut(x, i, base[:], merged[:], since) || late
 			k.Changed(p, base[:], merged[:], since)
 		}
 	}
@@ -423,7 +433,7 @@ func (c *Cached) wrotePage(k merge.Kernel, p dsm.PageIndex, lo int, data []byte,
 		c.forget(x, i)
 		c.settle(x, i)
 	}
-	return true
+	return taken
 }
 
 // BeforeMerge must be called before an update from elsewhere changes working page p. It keeps what

@@ -9,7 +9,7 @@ import (
 // Problem describes what is inconsistent in the ledger, and returns "" if nothing is. It is for tests
 // and for builds that check invariants.
 func (c *Cached) Problem() string {
-	var open, unready, backlog int
+	var open, unready, backlog, voids int
 	for e, x := range c.extents {
 		told := x.flying.Minus(x.quiet)
 		open += x.pending.Len() + told.Len()
@@ -26,6 +26,15 @@ func (c *Cached) Problem() string {
 		if set := c.pausedPages(x); !set.Empty() && !x.waits && !x.queued {
 			return fmt.Sprintf("extent %d: pages %v are paused, and nobody will look", e, set)
 		}
+	}
+	for e, x := range c.extents {
+		if s := x.void.Minus(x.doubtful.And(x.given)).Or(x.mixed.Minus(x.void)).Or(x.early.Minus(x.flying)); !s.Empty() {
+			return fmt.Sprintf("extent %d: pages %v are void, and not doubtful; or mixed, and not void; or early, and there is no notice", e, s)
+		}
+		voids -= x.void.Len()
+	}
+	if voids += c.voids; voids != 0 {
+		return fmt.Sprintf("%d pages more are counted as void than are", voids)
 	}
 	if open != c.open || unready != c.unready || backlog != c.backlog {
 		return fmt.Sprintf("pages that wait for a notice, are not ready, and are in the backlog: %d, %d, %d; counted as %d, %d, %d", open, unready, backlog, c.open, c.unready, c.backlog)

@@ -58,6 +58,7 @@ type ledgerModel struct {
 	want     map[int64]uint64           // by element
 	shown    map[int64]uint64           // what a program has seen of it
 	stale    map[dsm.PageIndex]struct{} // truncated elsewhere while the kernel has them
+	void     map[dsm.PageIndex]*modelVoid
 	notices  []*modelNotice
 	done     []Notice
 	ended    func() // of KernelDrops
@@ -74,6 +75,7 @@ type ledgerModel struct {
 	away *awayModel // of a demand area
 
 	counter uint64
+	refused int
 }
 
 func (m *ledgerModel) page(p dsm.PageIndex) *modelPage {
@@ -163,6 +165,7 @@ func (m *ledgerModel) read(p dsm.PageIndex) {
 		c.reply = make([]byte, dsm.PageSize)
 		m.fetch(p)
 		m.c.Read(int64(p)*dsm.PageSize, c.reply)
+		delete(m.void, p)
 		if !m.oldStore(p) {
 			delete(m.stale, p)
 		}
@@ -241,6 +244,12 @@ func (m *ledgerModel) store(p dsm.PageIndex) {
 		return
 	}
 	if c.writing != nil || off+8 > m.size {
+		return
+	}
+	if v := m.void[p]; v.has(off) {
+		m.counter++
+		binary.LittleEndian.PutUint64(c.data[off%dsm.PageSize:], m.counter)
+		c.dirty = true
 		return
 	}
 	if _, stale := m.stale[p]; stale && m.bytes {
@@ -517,7 +526,7 @@ func newLedgerModel(t *testing.T, rng *rand.Rand, k merge.Kernel, sum, demand bo
 	a := openTestArea(t, newArea, size)
 	return &ledgerModel{t: t, rng: rng, k: k, sum: sum, area: a, c: NewCached(a), size: size,
 		cache: map[dsm.PageIndex]*modelPage{}, want: map[int64]uint64{}, shown: map[int64]uint64{},
-		stale: map[dsm.PageIndex]struct{}{}, touched: map[dsm.PageIndex]struct{}{}, away: away}
+		stale: map[dsm.PageIndex]struct{}{}, void: map[dsm.PageIndex]*modelVoid{}, touched: map[dsm.PageIndex]struct{}{}, away: away}
 }
 
 // TestLedgerModel: whatever the order, no store is lost and none counted twice,

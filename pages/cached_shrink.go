@@ -61,6 +61,7 @@ func (c *Cached) Truncate(size int64) {
 			clear(since[from:])
 		}
 		c.doubt(x, i)
+		c.voided(x, i, from)
 	})
 	c.certainAgain()
 }
@@ -84,14 +85,19 @@ func (c *Cached) sinceShrink(p dsm.PageIndex) []byte {
 func (c *Cached) trust(x *cachedExtent, i int) {
 	c.remove(&x.doubtful, i, &c.unready)
 	delete(c.since, x.page(i))
+	c.valid(x, i)
 }
 
-// Refuses reports whether Wrote refuses stores to mappings of page p, because their baseline is gone.
+// Refuses reports whether Wrote refuses stores to mappings of page p, because their baseline is gone, or the page is mixed.
 func (c *Cached) Refuses(p dsm.PageIndex) bool {
 	e, i := p.Extent()
-	_, kept := c.given[p]
 	x := c.extent(e)
-	return x != nil && x.doubtful.Has(i) && !kept
+	if x == nil || !x.doubtful.Has(i) {
+		return false
+	}
+	_, kept := c.given[p]
+	s, _ := c.voidOf(x, i)
+	return x.mixed.Has(i) || !kept && s != wholePage
 }
 
 // NotTaken records that data at off, of a WRITE, is not taken into the working copy. It lies past the
@@ -146,7 +152,7 @@ func (c *Cached) shows(x *cachedExtent, i, lo int, data []byte) bool {
 	return lo >= c.within(x.page(i)) && allZero(data)
 }
 
-// KernelShrinks must be called before a SETATTR of a smaller size, by a program of this node, is
+// KernelShrinks must be called before a SETATTR of the size, by a program of this node, is
 // answered. The kernel then drops what it has past size before it writes anything back.
 func (c *Cached) KernelShrinks(size int64) {
 	c.punchOver() // the kernel has locked the file
@@ -154,7 +160,9 @@ func (c *Cached) KernelShrinks(size int64) {
 		if g, ok := c.given[x.page(i)]; ok {
 			clear(g.mem[from:])
 		}
+		c.kernelTruncates(x, i, from)
 	})
+	c.Answered(0, size)
 }
 
 // shrunkAt records that pages are truncated at size.

@@ -7,8 +7,39 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// truncate changes the size, here or on another node. Nobody has stores there
-// that were not delivered: what becomes of those is not defined.
+// modelVoid is the part of a page, as offsets in the file, of which stores do not count: it was truncated on another node after the page cache got it.
+type modelVoid struct {
+	from, to int64
+	mixed    bool // a program of this node has made the file longer since: a WRITE that changes the part is refused
+}
+
+func (v *modelVoid) has(off int64) bool { return v != nil && v.from <= off && off < v.to }
+
+// voided follows a shrink on another node: what programs have stored to a mapping past the end, and was not delivered, does not count, nor what they store there
+// before the kernel hears of it.
+func (m *ledgerModel) voided(size int64) {
+	for p, c := range m.cache {
+		if at := int64(p) * dsm.PageSize; at+dsm.PageSize > size && (c.data != nil || c.reply != nil) {
+			v := m.void[p]
+			if v == nil || v.from >= max(at, size) {
+				v = &modelVoid{from: max(at, size)}
+			}
+			v.to, m.void[p] = at+dsm.PageSize, v
+		}
+	}
+}
+
+// mix follows a truncate(2) of this node: the kernel drops what is past the size, and a program may store to what is before it.
+func (m *ledgerModel) mix(size int64) {
+	for p, v := range m.void {
+		if v.to = min(v.to, size); v.from >= v.to {
+			delete(m.void, p)
+		}
+		v.mixed = true
+	}
+}
+
+// truncate changes the size, here or on another node. No write(2) there is under way, and for a truncate(2) of this node the kernel has WRITEs answered first.
 func (m *ledgerModel) truncate() {
 	size := m.area.Size() - int64(m.rng.IntN(3*dsm.PageSize))&^7
 	if m.rng.IntN(2) == 0 {
@@ -16,12 +47,12 @@ func (m *ledgerModel) truncate() {
 	}
 	size = min(max(size, dsm.ExtentSize-3*dsm.PageSize), dsm.ExtentSize+5*dsm.PageSize)
 	from := dsm.PageIndex(size / dsm.PageSize)
+	local := m.rng.IntN(2) == 0
 	for p, c := range m.cache {
-		if p >= from && (c.dirty || c.writing != nil || c.sent != nil) {
+		if p >= from && (c.writing != nil && (local || !c.writing.back) || c.sent != nil) {
 			return
 		}
 	}
-	local := m.rng.IntN(2) == 0
 	before := maps.Clone(m.stale)
 	shrinks := size < m.area.Size()
 	if m.inPunch() {
@@ -61,8 +92,12 @@ func (m *ledgerModel) truncate() {
 			}
 		}
 	}
+	if shrinks {
+		m.voided(size)
+	}
 	if local {
 		m.c.KernelShrinks(size)
+		m.mix(size)
 	}
 	if local || size > m.size {
 		m.learnSize()

@@ -42,6 +42,19 @@ func (m *ledgerModel) take(s modelStores) {
 		m.carryOut(s)
 		return
 	}
+	if from, to := m.c.Void(p); s.how == writtenBack && from < to {
+		lo := int(s.off % dsm.PageSize)
+		from, to = min(max(from-lo, 0), len(s.data)), min(max(to-lo, 0), len(s.data))
+		m.c.NotTaken(s.off+int64(from), s.data[from:to])
+		if from > 0 {
+			m.c.Expect(p)
+			m.away.stash[p] = append(m.away.stash[p], modelStores{s.off, s.data[:from], s.how})
+		}
+		s.off, s.data = s.off+int64(to), s.data[to:]
+		if len(s.data) == 0 {
+			return
+		}
+	}
 	if s.how == throughCache || s.how == writtenBack {
 		m.c.Expect(p)
 	}
@@ -51,7 +64,9 @@ func (m *ledgerModel) take(s modelStores) {
 func (m *ledgerModel) carryOut(s modelStores) {
 	switch s.how {
 	case throughCache, writtenBack:
-		if _, _, ok := m.c.Wrote(m.k, s.off, s.data, s.how == writtenBack); !ok {
+		if _, _, ok := m.c.Wrote(m.k, s.off, s.data, s.how == writtenBack); !ok && m.mayRefuse(s) {
+			m.refused++
+		} else if !ok {
 			m.t.Fatalf("the WRITE at %d is refused", s.off)
 		}
 	case pastTheCache:
@@ -66,6 +81,12 @@ func (m *ledgerModel) carryOut(s modelStores) {
 			delete(m.shown, e)
 		}
 	}
+}
+
+// mayRefuse reports whether the ledger may refuse stores: they may be those of a program that has heard of a size, or of before a shrink.
+func (m *ledgerModel) mayRefuse(s modelStores) bool {
+	v := m.void[dsm.PageIndex(s.off/dsm.PageSize)]
+	return s.how == writtenBack && v != nil && v.mixed
 }
 
 // unstash carries out the stores that waited for page p.

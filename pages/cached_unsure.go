@@ -110,14 +110,15 @@ func (c *Cached) beforeWrite(x *cachedExtent, i, lo int, data []byte) (g frame, 
 	return g, true
 }
 
-// Sure reports whether no page of [off, off+n) is unsure. A write(2) waits for it.
+// Sure reports whether no page of [off, off+n) is unsure, or void. A write(2) waits for it.
 func (c *Cached) Sure(off, n int64) bool {
-	if len(c.others) == 0 {
+	if len(c.others) == 0 && c.voids == 0 {
 		return true
 	}
 	from, to := pagesOf(off, n)
 	for p := from; p < to; p++ {
-		if len(c.others[p]) > 0 {
+		e, i := p.Extent()
+		if x := c.extents[e]; len(c.others[p]) > 0 || x != nil && x.void.Has(i) {
 			return false
 		}
 	}

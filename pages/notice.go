@@ -168,6 +168,7 @@ func (c *Cached) Done(n Notice) (e dsm.ExtentIndex, out dsm.PageSet) {
 		}
 		f.x.regiven.Remove(i)
 		f.x.reread.Remove(i)
+		f.x.early.Remove(i)
 	}
 	if f.data != nil && c.spare == nil {
 		c.spare = f.data
@@ -219,11 +220,13 @@ func (c *Cached) dropped(x *cachedExtent, i int) (out bool) {
 	case x.unsure.Has(i) && !x.reread.Has(i):
 		c.sure(x, i) // only WRITEs came: see below
 		c.notBack(x, i)
-		c.trust(x, i)
+		if !x.early.Has(i) {
+			c.trust(x, i)
+		}
 		c.want(x, i)
 	case x.unsure.Has(i):
 		c.want(x, i) // after the drop a READ may have come, then a write(2): it is still unsure
-	case x.doubtful.Has(i) && kept:
+	case x.doubtful.Has(i) && kept && !x.early.Has(i):
 		// Only WRITEs came: a READ would have ended the doubt. If the drop came after them, the page cache
 		// has nothing. If not, it has what they brought, and that is g.
 		c.trust(x, i)
