@@ -56,6 +56,8 @@ type Config struct {
 	// Orphaned is told of a file that this node has made and claims, but for which nobody waits any more: somebody must give up the claim. If it is nil, the
 	// catalog does.
 	Orphaned func(ino dsm.Ino)
+	// Shrunk returns when the kernel of this node has dropped what shrinks of a file on other nodes have truncated, or ctx ends. nil: it need not.
+	Shrunk func(ctx context.Context, ino dsm.Ino)
 	// OnCluster is told to which cluster this node belongs, before the cluster sends it the log. It
 	// may be called more than once. If the node is held, the cluster is to be in hold.Cluster from then on.
 	OnCluster func(dsm.ClusterID)
@@ -80,6 +82,7 @@ type Catalog struct {
 	first    *dsm.Trust
 	yield    func(ino dsm.Ino, term uint64) (locks.Yield, bool)
 	orphaned func(ino dsm.Ino)
+	shrunk   func(ctx context.Context, ino dsm.Ino)
 	silences func() map[dsm.NodeID]time.Duration
 	log      *slog.Logger
 	// yieldTime is the constant, except in a test.
@@ -157,6 +160,7 @@ func New(cfg Config) (_ *Catalog, err error) {
 	if c.begins = cfg.Lease; c.begins == 0 {
 		c.begins = DefaultLease
 	}
+	c.shrunk = cfg.Shrunk
 	if c.orphaned = cfg.Orphaned; c.orphaned == nil {
 		c.orphaned = c.giveUpClaim
 	}

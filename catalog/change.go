@@ -7,6 +7,7 @@ import (
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
 // Each of the methods below makes one change. When they return without an error, the change has
@@ -83,8 +84,8 @@ func (c *Catalog) SetAttr(ctx context.Context, ino dsm.Ino, ch dsm.SetAttr) (dsm
 }
 
 // awaitShrink returns when the other nodes that claim a file have heard that it is shorter. What one of them took before that would be truncated, also if the
-// program has written it after somebody told it of the shrink. Nobody waits longer than shrinkLimit: what a node takes that does not answer, it may not be able
-// to publish either.
+// program has written it after somebody told it of the shrink. So would be what it stores to a mapping, until the kernel of its node has dropped what was truncated:
+// Config.Shrunk. Nobody waits longer than shrinkLimit: what a node takes that does not answer, it may not be able to publish either.
 func (c *Catalog) awaitShrink(ctx context.Context, shrunk dsm.Inode) {
 	var others []dsm.Member
 	c.mu.RLock()
@@ -104,7 +105,7 @@ func (c *Catalog) awaitShrink(ctx context.Context, shrunk dsm.Inode) {
 	var waits sync.WaitGroup
 	for _, m := range others {
 		waits.Go(func() {
-			if _, err := c.probeAt(ctx, m.ID, m.Addr, uint64(shrunk.Rev)); err != nil {
+			if _, err := c.probeAt(ctx, m.ID, m.Addr, wire.Probe{Until: uint64(shrunk.Rev), Shrunk: shrunk.Ino}); err != nil {
 				c.log.Debug("a node may not know yet that a file is shorter", "node", m.ID, "inode", shrunk.Ino, "err", err)
 			}
 		})
@@ -114,6 +115,10 @@ func (c *Catalog) awaitShrink(ctx context.Context, shrunk dsm.Inode) {
 
 // shrinkLimit bounds the wait for nodes that do not answer. It is as long as any change of names may take when a node dies.
 const shrinkLimit = 2 * time.Second
+
+// kernelLimit bounds the wait for a node's kernel. That may wait for a page which is being read from a node that does not answer, or, if programs of two nodes
+// make the file shorter at once, for the other one.
+const kernelLimit = 100 * time.Millisecond
 
 // SetSpec sets one of dsm.SettingKeys.
 func (c *Catalog) SetSpec(ctx context.Context, ino dsm.Ino, key, value string) (dsm.Inode, error) {

@@ -36,6 +36,7 @@ func patient(t testing.TB) context.Context {
 
 // node is a catalog on real sockets.
 type node struct {
+	dropsFor atomic.Pointer[func(dsm.Ino)] // called when somebody waits for the kernel to drop what was truncated of a file
 	*Catalog
 	net      *transport.Transport
 	observer *recorder
@@ -225,7 +226,7 @@ func startHeld(t testing.TB, name, listen string, id dsm.NodeID, held *hold.Memo
 	}
 	n.Catalog, err = New(Config{
 		Self:   dsm.Member{ID: id, Name: name, Addr: n.net.Addr(), Budget: 2 << 30, Held: held != nil, Inc: inc},
-		Caller: n.via, Streams: n.streams, Observer: n.observer, OnCluster: belongs, Yield: n.yieldLocks, Silences: n.silences, Held: held,
+		Caller: n.via, Streams: n.streams, Observer: n.observer, OnCluster: belongs, Yield: n.yieldLocks, Silences: n.silences, Held: held, Shrunk: n.kernelDrops,
 		Log: slog.New(warnings{testLog(t, name).Handler(), n.warned}),
 	})
 	if err != nil {
@@ -400,5 +401,12 @@ func same(t testing.TB, nodes []*node) {
 			}
 		}
 		return
+	}
+}
+
+// kernelDrops is Config.Shrunk.
+func (n *node) kernelDrops(_ context.Context, ino dsm.Ino) {
+	if f := n.dropsFor.Load(); f != nil {
+		(*f)(ino)
 	}
 }

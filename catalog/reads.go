@@ -285,12 +285,13 @@ func (c *Catalog) confirm(ctx context.Context, term uint64) bool {
 
 // probe asks a node for its state.
 func (c *Catalog) probe(ctx context.Context, id dsm.NodeID, addr string) (*wire.Probed, error) {
-	return c.probeAt(ctx, id, addr, 0)
+	return c.probeAt(ctx, id, addr, wire.Probe{})
 }
 
-// probeAt is probe when the node has applied the log up to an entry.
-func (c *Catalog) probeAt(ctx context.Context, id dsm.NodeID, addr string, index uint64) (*wire.Probed, error) {
-	reply, err := c.caller.Call(ctx, nodeAddr(id, addr), &wire.Probe{Cluster: c.Current().Cluster, Until: index})
+// probeAt is probe when what q says has come about.
+func (c *Catalog) probeAt(ctx context.Context, id dsm.NodeID, addr string, q wire.Probe) (*wire.Probed, error) {
+	q.Cluster = c.Current().Cluster
+	reply, err := c.caller.Call(ctx, nodeAddr(id, addr), &q)
 	if err != nil {
 		return nil, err
 	}

@@ -57,6 +57,11 @@ func (c *Catalog) OnCall(ctx context.Context, _ dsm.NodeID, req any) (any, error
 		if err := c.progress.wait(ctx, c.life, r.Until, 0); err != nil {
 			return nil, err
 		}
+		if c.shrunk != nil && r.Shrunk != 0 {
+			ctx, cancel := context.WithTimeout(ctx, kernelLimit)
+			defer cancel()
+			c.shrunk(ctx, r.Shrunk)
+		}
 		return &wire.Probed{Inc: c.self.Inc, Term: c.raft.CurrentTerm(), Applied: c.progress.index.Load(), Away: c.away.Load(), Leaving: c.leaving.Load()}, nil
 	case *wire.Reach:
 		return c.serveReach(ctx, r)

@@ -120,6 +120,19 @@ func TestShrinkIsHeardByWhoHasItOpen(t *testing.T) {
 	}
 	let()
 	<-shorter
+	dropped := make(chan dsm.Ino, 1)
+	drops := func(ino dsm.Ino) { dropped <- ino }
+	other.dropsFor.Store(&drops)
+	resize(3)
+	select {
+	case ino := <-dropped:
+		if ino != made.Ino {
+			t.Errorf("it waits for the kernel to drop what file %d was, not %d", ino, made.Ino)
+		}
+	default:
+		t.Error("the file is shorter, and the kernel of a node that has it open was not waited for")
+	}
+	other.dropsFor.Store(nil)
 
 	_, let = slow()
 	resize(3 * dsm.PageSize) // longer

@@ -101,6 +101,43 @@ func TestShrinkDropsUnpublishedStores(t *testing.T) {
 	}
 }
 
+// TestStoresOfBeforeARewrite: a program has stored to a mapping, and does not sync. One of another node makes the file empty, and as long again. What was stored
+// before is not in what the file is then: there is so much of it that the kernel tells of some when the file has grown. A store that the program makes after the
+// truncate is in the file.
+func TestStoresOfBeforeARewrite(t *testing.T) {
+	c := nodes(t, 2)
+	all := clients(c)
+	const size = 4 << 20
+	f := all[0].Open("w", "rw,creat,excl")
+	all[0].SetXattr("w", "user.dsm.interval", "0")
+	f.Truncate(size)
+	g := all[1].Open("w", "rw")
+	m := f.Map(size)
+	for i := range 8 {
+		m.Fill(0, size, i+1)
+		g.Truncate(0)
+		g.Truncate(size)
+		g.Write(page, []byte("new"))
+		g.Sync()
+		if i%2 == 0 {
+			f.Stat() // and with that its kernel, which may have been told of the empty file
+			m.Store(2*page, []byte("after"))
+		}
+		f.Sync()
+		g.Sync()
+		want := make([]byte, size)
+		copy(want[page:], "new")
+		if i%2 == 0 {
+			copy(want[2*page:], "after")
+		}
+		for at, got := int64(0), g.Read(0, size); at < size; at += page {
+			if !bytes.Equal(got[at:at+page], want[at:at+page]) {
+				t.Fatalf("round %d: page %d begins with %q, want %q", i, at/page, got[at:at+10], want[at:at+10])
+			}
+		}
+	}
+}
+
 // TestGrowthIsUsableElsewhere grows a file on one node and uses the new memory on another.
 func TestGrowthIsUsableElsewhere(t *testing.T) {
 	c := nodes(t, 2)

@@ -197,7 +197,7 @@ func (n *node) build(context.Context) error {
 func (n *node) newCatalog(self dsm.Member, o catalog.Observer, first *dsm.Trust, held *hold.Memory) (*catalog.Catalog, error) {
 	cat, err := catalog.New(catalog.Config{
 		Self: self, Caller: n.net, Streams: n.net.ReopenRaft(), Observer: o, OnCluster: n.belongs, Yield: n.yieldLocks,
-		Orphaned: n.orphaned, Silences: n.net.Silences, Lease: n.cfg.lease, Trust: first, Held: held, Log: n.log.With("part", "catalog"),
+		Orphaned: n.orphaned, Shrunk: n.shrunk, Silences: n.net.Silences, Lease: n.cfg.lease, Trust: first, Held: held, Log: n.log.With("part", "catalog"),
 	})
 	if err == nil {
 		n.serving.Store(cat)

@@ -75,6 +75,15 @@ func (n *node) orphaned(ino dsm.Ino) {
 	}
 }
 
+// shrunk is catalog.Config.Shrunk.
+func (n *node) shrunk(ctx context.Context, ino dsm.Ino) {
+	select {
+	case <-n.built:
+		n.data.AwaitTruncated(ctx, dsm.AreaID(ino))
+	case <-ctx.Done():
+	}
+}
+
 // Reset implements catalog.Observer.
 func (n *node) Reset() {
 	select {

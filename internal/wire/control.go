@@ -122,10 +122,12 @@ type YieldLocks struct {
 type LocksYielded struct{ OK, Used bool }
 
 // Probe asks a node for its state. A node that is joining learns from it which cluster it will
-// belong to. The node answers when it has applied the log up to Until.
+// belong to. The node answers when it has applied the log up to Until, and its kernel has dropped what
+// shrinks of the file Shrunk have truncated. The last takes no longer than a short limit.
 type Probe struct {
 	Cluster dsm.ClusterID
 	Until   uint64
+	Shrunk  dsm.Ino
 }
 
 // Probed answers Probe: the node's term in raft and how far it has applied the log.
