@@ -47,7 +47,7 @@ import (
 
 // JoinProtocol is the version of the commands and snapshots of the catalog, and of the requests that members make of each other. All members of a
 // cluster must have the same one. hold.Format changes with it.
-const JoinProtocol = 21
+const JoinProtocol = 22
 
 // Join asks to make Member a member of the cluster.
 type Join struct {
