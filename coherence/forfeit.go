@@ -63,7 +63,7 @@ func (a *Area) forfeitDirtyLocked() (any bool) {
 			a.forfeitPageLocked(e, x, i)
 		}
 		x.dirty = x.dirty.Minus(pages)
-		x.publishedLocked(pages)
+		a.mu.replica.published(e, pages)
 		a.changedLocked(e, pages, nil)
 		for _, i := range slices.Sorted(maps.Keys(x.stash)) {
 			for _, s := range x.stash[i] {

@@ -63,7 +63,7 @@ func (a *Area) mergePageLocked(e dsm.ExtentIndex, i int, x *replicaExtent, n []b
 		case clean && delta == nil:
 			a.replaceLocked(e, x, i, n)
 			return
-		case a.sharedLocked() && !a.mu.absence.has(e) && x.written[i] == nil:
+		case a.sharedLocked() && !a.mu.absence.has(e) && a.mu.replica.writtenTo(p) == nil:
 			mem.ReplaceShared(a.mu.kernel, p, n, x.keptOf(i, true))
 			a.mergedLocked(x, i)
 			return
@@ -107,10 +107,10 @@ func (a *Area) mergePageLocked(e dsm.ExtentIndex, i int, x *replicaExtent, n []b
 // mineLocked returns the bytes with which those of page i are compared to find what this node has stored, which stays: base, but for what was written. In a comparison with what others have published meanwhile that counts where it differs, and conflicts are kept.
 func (a *Area) mineLocked(x *replicaExtent, i int, base, incoming []byte) []byte {
 	if a.mu.absence.has(x.index) {
-		delete(x.written, i)
+		a.mu.replica.published(x.index, dsm.Range(i, i+1))
 		return a.conflictsLocked(x.index, i, base, incoming)
 	}
-	return x.storedBaseLocked(a.mu.kernel, a.mu.mem, i, base, new([dsm.PageSize]byte))
+	return a.storedBaseLocked(a.mu.kernel, page(x.index, i), base, new([dsm.PageSize]byte))
 }
 
 // mergeLocked brings the incoming bytes of page i of an extent into the working copy: see merge.Kernel. next is what the base copy becomes, and what is under way of the page is as it will be

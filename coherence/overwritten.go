@@ -5,7 +5,6 @@ import (
 	"math/bits"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
-	"github.com/dsmfs/dsmfs/pages"
 	"github.com/dsmfs/dsmfs/pages/merge"
 )
 
@@ -87,7 +86,8 @@ func (a *Area) noteWrittenPageLocked(p dsm.PageIndex, lo, hi int) {
 	if mem.Homed(e) && !mem.HasTwin(p) && !x.unmerged(i) {
 		return
 	}
-	w := x.written[i]
+	l := a.mu.replica.leaves()
+	w := l.written[p]
 	if w == nil && isZero(mem.Working(p)) && isZero(mem.Base(p)) {
 		return
 	}
@@ -101,43 +101,54 @@ func (a *Area) noteWrittenPageLocked(p dsm.PageIndex, lo, hi int) {
 	default:
 		w.add(lo, hi)
 	}
-	if x.written == nil {
-		x.written = make(map[int]*writtenBytes)
+	if l.written == nil {
+		l.written = make(map[dsm.PageIndex]*writtenBytes)
 	}
-	x.written[i] = w
+	l.written[p] = w
 }
 
-// storedBaseLocked returns the bytes with which those of page i of an extent are compared, base, so that what was written differs, if the rule is still `last`. It may copy them to buf.
-func (x *replicaExtent) storedBaseLocked(k merge.Kernel, mem *pages.Area, i int, base []byte, buf *[dsm.PageSize]byte) []byte {
-	w := x.written[i]
+// writtenTo returns what was written to page p; nil: nothing.
+func (r *replica) writtenTo(p dsm.PageIndex) *writtenBytes {
+	if r.leaving == nil {
+		return nil
+	}
+	return r.leaving.written[p]
+}
+
+// storedBaseLocked returns the bytes with which those of page p are compared, base, so that what was written differs, if the rule is still `last`. It may copy them to buf.
+func (a *Area) storedBaseLocked(k merge.Kernel, p dsm.PageIndex, base []byte, buf *[dsm.PageSize]byte) []byte {
+	w := a.mu.replica.writtenTo(p)
 	if w == nil || !k.Last() {
 		return base
 	}
 	copy(buf[:], base)
-	w.unlike(buf[:], mem.Working(page(x.index, i)))
+	w.unlike(buf[:], a.mu.mem.Working(p))
 	return buf[:]
 }
 
-// publishedLocked forgets what was written to pages that are not dirty any more.
-func (x *replicaExtent) publishedLocked(set dsm.PageSet) {
-	if len(x.written) == 0 {
+// published forgets what was written to pages of an extent that are not dirty any more.
+func (r *replica) published(e dsm.ExtentIndex, set dsm.PageSet) {
+	if r.leaving == nil || len(r.leaving.written) == 0 {
 		return
 	}
 	for i := range set.All() {
-		delete(x.written, i)
+		delete(r.leaving.written, page(e, i))
 	}
 }
 
-// cutWrittenLocked forgets what was written past the end of the area.
-func (x *replicaExtent) cutWrittenLocked(size int64) {
-	for i, w := range x.written {
-		switch end := size - int64(page(x.index, i))*dsm.PageSize; {
+// cutWritten forgets what was written past the end of the area.
+func (r *replica) cutWritten(size int64) {
+	if r.leaving == nil {
+		return
+	}
+	for p, w := range r.leaving.written {
+		switch end := size - int64(p)*dsm.PageSize; {
 		case end <= 0:
-			delete(x.written, i)
+			delete(r.leaving.written, p)
 		case end < dsm.PageSize:
 			c := *w
 			c.cut(int(end))
-			x.written[i] = &c
+			r.leaving.written[p] = &c
 		}
 	}
 }

@@ -120,8 +120,8 @@ func TestWrittenAndCut(t *testing.T) {
 					}
 				}
 			}
-			if x := n.area.mu.replica.extents[0]; len(x.written) > 0 {
-				t.Errorf("it is noted what was written to %d pages", len(x.written))
+			if w := n.area.mu.replica.leaves().written; len(w) > 0 {
+				t.Errorf("it is noted what was written to %d pages", len(w))
 			}
 		})
 	}

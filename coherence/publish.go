@@ -167,6 +167,7 @@ batch:
 	}
 	spread.Over(len(list), func(i int) { a.diffLocked(list[i]) })
 	for _, pub := range list {
+		r.published(pub.delta.Extent, pub.compared)
 		a.startPublicationLocked(pub)
 	}
 	return !a.mu.again
@@ -207,7 +208,8 @@ func (a *Area) diffLocked(pub *publication) {
 			x.accounted(accounted[:], i, base)
 			base = accounted[:]
 		}
-		base = x.storedBaseLocked(pub.kernel, mem, i, base, &buf)
+		had := base
+		base = a.storedBaseLocked(pub.kernel, p, base, &buf)
 		// A program that has detached may have left bytes past the end.
 		if a.sharedLocked() || int64(p+1)*dsm.PageSize > a.mu.ino.Size {
 			w = a.bytesOfLocked(p)
@@ -227,7 +229,7 @@ func (a *Area) diffLocked(pub *publication) {
 		if changed {
 			pub.pages.Add(i)
 			zero := isZero(w)
-			pub.recount = pub.recount || isZero(base) != zero
+			pub.recount = pub.recount || isZero(had) != zero
 			if zero {
 				pub.zeroed.Add(i)
 			}
@@ -239,7 +241,6 @@ func (a *Area) diffLocked(pub *publication) {
 			pub.snap[i] = bytes.Clone(w)
 		}
 	}
-	x.publishedLocked(pub.sent)
 	pub.sent = pub.pages
 	pub.data.Bytes = pub.delta.Data // delta.Data may have outgrown the buffer
 	pub.data.Trim()

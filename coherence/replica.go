@@ -73,15 +73,14 @@ type replica struct {
 // replicaExtent is the replica's side of an extent.
 type replicaExtent struct {
 	index    dsm.ExtentIndex
-	live     bool                  // the home has answered the Subscribe; pushes that came before belong to an earlier subscription
-	version  dsm.Version           // all changes up to here are in the base copy
-	anew     bool                  // the home may have given all pages other versions since
-	summed   uint64                // the round of a Subscribe with sums that is not answered; 0: there is none. The base stays what it is until then: see sumsLocked
-	have     dsm.PageSet           // pages whose bytes are here
-	outdated dsm.PageSet           // pages known to be newer at the home
-	dirty    dsm.PageSet           // pages stored to since they were last published
-	written  map[int]*writtenBytes // of dirty pages: what was written by write(2)
-	asked    dsm.PageSet           // pages with a Fetch under way
+	live     bool        // the home has answered the Subscribe; pushes that came before belong to an earlier subscription
+	version  dsm.Version // all changes up to here are in the base copy
+	anew     bool        // the home may have given all pages other versions since
+	summed   uint64      // the round of a Subscribe with sums that is not answered; 0: there is none. The base stays what it is until then: see sumsLocked
+	have     dsm.PageSet // pages whose bytes are here
+	outdated dsm.PageSet // pages known to be newer at the home
+	dirty    dsm.PageSet // pages stored to since they were last published
+	asked    dsm.PageSet // pages with a Fetch under way
 	pub      *publication
 	parts    []*publication    // this node's parts of a round that the home keeps apart, oldest first
 	joins    bool              // the next publication is a part of the round in replica.contribution
@@ -96,8 +95,9 @@ type replicaExtent struct {
 
 // leaving has the extents whose publications are about to be sent. It is apart because an area is small that publishes nothing.
 type leaving struct {
-	unsent []dsm.ExtentIndex // they wait for credit
-	unkept []dsm.ExtentIndex // they were made in this step, and are not kept yet
+	written map[dsm.PageIndex]*writtenBytes // of dirty pages: what was written by write(2)
+	unsent  []dsm.ExtentIndex               // they wait for credit
+	unkept  []dsm.ExtentIndex               // they were made in this step, and are not kept yet
 }
 
 func (r *replica) leaves() *leaving {
@@ -476,6 +476,7 @@ func (a *Area) replicaResizedLocked(was, is int64) {
 	if !r.subscribed || was == is {
 		return
 	}
+	r.cutWritten(is)
 	if is > was {
 		// What was added is zero at every node, so it is here. Only a subscription is needed, for slots
 		// that the area had no extent in.
@@ -497,7 +498,6 @@ func (a *Area) replicaResizedLocked(was, is int64) {
 	for _, e := range a.extentsFromLocked(dsm.ExtentIndex(is / dsm.ExtentSize)) { // the extents before lose nothing
 		x := r.extents[e]
 		a.shrinkStashLocked(x, is)
-		x.cutWrittenLocked(is)
 		for pub := range x.publications() {
 			pub.shrink(e, is)
 		}
