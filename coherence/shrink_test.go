@@ -82,6 +82,9 @@ func TestShrinkUnderStoresThatWait(t *testing.T) {
 			for i := range c.zero {
 				want[i] = 7
 			}
+			for !replica.here(p) { // perhaps nothing asked for it
+				s.drain()
+			}
 			if got := replica.area.mu.mem.Working(p)[:len(want)]; !bytes.Equal(got, want) {
 				t.Errorf("memory has %v, want %v", got, want)
 			}
