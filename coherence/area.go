@@ -333,7 +333,7 @@ func (a *Area) inodeChangedLocked(now dsm.Inode) {
 
 // fixedAs returns s with the settings that change only while the file is empty, as they were.
 func fixedAs(s, was dsm.Spec) dsm.Spec {
-	s.Mode, s.Residency, s.Placement, s.Detours = was.Mode, was.Residency, was.Placement, was.Detours
+	s.Mode, s.Residency, s.Placement = was.Mode, was.Residency, was.Placement
 	return s
 }
 
@@ -416,7 +416,7 @@ func (a *Area) becomeLocked(now dsm.Inode) bool {
 			a.pumpLocked(id, a.mu.home.subs[id])
 		}
 	}
-	if now.Spec.Placement != old.Spec.Placement || now.Spec.Detours != old.Spec.Detours {
+	if now.Spec.Placement != old.Spec.Placement {
 		a.resignOthersLocked()
 	}
 	a.stillHeldLocked()

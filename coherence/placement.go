@@ -96,13 +96,11 @@ func (a *Area) changedSlotsLocked(old *dsm.View) (in slotBits) {
 
 // replaced reports whether extents of an area are in other slots than before, not only by a view.
 func replaced(old, now dsm.Inode) bool {
-	both := dsm.ExtentIndex(dsm.Extents(min(old.Size, now.Size)))
-	return now.Spec.Placement != old.Spec.Placement && !(old.Spec.OneHome(old.Size) && now.Spec.OneHome(now.Size)) ||
-		now.Spec.Detours.Below(both) != old.Spec.Detours.Below(both)
+	return now.Spec.Placement != old.Spec.Placement && !(old.Spec.OneHome(old.Size) && now.Spec.OneHome(now.Size))
 }
 
 // resignOthersLocked frees the home copies of extents that have another home now. Those of the area are empty then: only such an
-// area can be placed anew but by a view. So are extents past the end, which detours are about.
+// area can be placed anew but by a view.
 func (a *Area) resignOthersLocked() {
 	for e := range a.mu.home.extents {
 		if row := a.rowLocked(e); !a.isSelf(row.Primary) && !a.isSelf(row.Source) {

@@ -74,15 +74,10 @@ func (s Spec) SlotOf(a AreaID, e ExtentIndex) Slot {
 	if s.Together(e) {
 		e = 0
 	}
-	c := ClassOf(s.Copies())
-	slot := c.SlotOf(a, e)
-	if !s.Detours.None() {
-		slot = s.Detours.around(c, e, slot)
-	}
-	return slot
+	return ClassOf(s.Copies()).SlotOf(a, e)
 }
 
-// Recur says how slots recur: from the extent first on, those that are n apart have the same one.
+// Recur says how slots recur: from the extent first on, those that are n apart have the same one. Those before first live where the first extent does.
 func (s Spec) Recur() (first ExtentIndex, n int) {
 	switch {
 	case s.OneHome(MaxAreaSize):
@@ -90,15 +85,17 @@ func (s Spec) Recur() (first ExtentIndex, n int) {
 	case s.Together(0):
 		first = AutoExtents
 	}
-	return max(first, s.Detours.last()), ClassOf(s.Copies()).Slots
+	return first, ClassOf(s.Copies()).Slots
 }
 
 // CoveringExtents returns how many of the first extents of an area have all its slots.
 func (s Spec) CoveringExtents(size int64) int {
-	n := Extents(size)
-	if s.OneHome(size) {
+	n, slots := Extents(size), ClassOf(s.Copies()).Slots
+	switch {
+	case s.OneHome(size):
 		return min(n, 1)
+	case s.Placement == PlaceAuto:
+		return min(n, AutoExtents+slots)
 	}
-	first, slots := s.Recur()
-	return min(n, int(first)+slots)
+	return min(n, slots)
 }
