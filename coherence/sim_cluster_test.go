@@ -32,7 +32,8 @@ type sim struct {
 	net    map[link][]frame
 	deaf   map[link]bool // broken, and the sender was not told yet
 	log    []entry       // the catalog
-	homed  []merged      // by wholeProblem, used again
+	checks uint64
+	homed  []merged // by wholeProblem, used again
 	// onShrink is told when a node has applied a smaller size.
 	onShrink func(n *simNode, size int64)
 	unaware  bool // kernels are told of sizes some time after their node
