@@ -150,7 +150,10 @@ func (s *state) tryTake(heir bool) error {
 	if _, err := os.Stat(s.dir); errors.Is(err, fs.ErrNotExist) {
 		s.made = true
 	}
-	if err := os.MkdirAll(s.dir, 0o755); err != nil {
+	switch err := os.MkdirAll(s.dir, 0o755); {
+	case errors.Is(err, fs.ErrExist): // it was there at first, and not when MkdirAll looked at what it is
+		return fmt.Errorf("%w: %w", errReplaced, err)
+	case err != nil:
 		return err
 	}
 	lock, err := os.OpenFile(s.path(lockFile), os.O_RDWR|os.O_CREATE, 0o644)
