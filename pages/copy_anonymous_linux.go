@@ -76,12 +76,15 @@ func (c *areaCopy) discard(mem []byte) error {
 	return os.NewSyscallError("madvise", unix.Madvise(mem, unix.MADV_DONTNEED))
 }
 
-// copyTo copies the pages that take memory to mem, which is as long as the copy or longer, but for those that are there already.
+// copyTo copies the pages that take memory to mem, which is as long as the copy or longer, but for those that are there already. A copy in a Keep that no daemon takes over gives its memory back meanwhile: it may be all that there is room for.
 func (c *areaCopy) copyTo(mem []byte, there *moving) {
 	for e, set := range c.taken.from(0) {
 		for from, to := range there.lacks(e, *set).Runs() {
-			first, last := pageOfExtent(e, from), pageOfExtent(e, to)
-			copy(mem[int64(first)*dsm.PageSize:], c.mem[int64(first)*dsm.PageSize:int64(last)*dsm.PageSize])
+			first, last := int64(pageOfExtent(e, from))*dsm.PageSize, int64(pageOfExtent(e, to))*dsm.PageSize
+			copy(mem[first:], c.mem[first:last])
+			if c.kept != nil && c.at == nil {
+				_ = c.discard(c.mem[first:last]) // else it goes with the rest
+			}
 		}
 	}
 }

@@ -34,12 +34,13 @@ type demand struct {
 // kernelHad is what the page cache may have of an area on demand that was TakeBoth.
 type kernelHad struct {
 	pages    map[dsm.ExtentIndex]dsm.PageSet // nil: nothing was taken over
-	from, to int64                           // it may have all that lies past the end of then, as it was read
+	from, to int64                           // it may have all of that, as it was read: what lay past the end of then, or is not certain
 }
 
 // takeDemand makes the area one on demand, of an earlier daemon (see TakeBoth). A page that takes memory is here, and its base is kept. The page cache may also have pages of which there is a g (given): see Cached.Expect.
-func (a *Area) takeDemand(given []tagged, kernelHas int64) {
-	a.demand = &demand{none: missing(), before: kernelHad{make(map[dsm.ExtentIndex]dsm.PageSet), a.size, kernelHas}}
+// It may have more from the byte uncertain on: of a page that was truncated neither says so.
+func (a *Area) takeDemand(given []tagged, uncertain, kernelHas int64) {
+	a.demand = &demand{none: missing(), before: kernelHad{make(map[dsm.ExtentIndex]dsm.PageSet), min(a.size, uncertain), kernelHas}}
 	a.working.holes = true
 	had := a.demand.before.pages
 	for e, set := range a.working.taken.from(0) {

@@ -3,6 +3,7 @@ package pages
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -368,7 +369,7 @@ func (l Left) TakeBoth(k merge.Kernel, size, least int64) (a *Area, sent []*Sent
 	}
 	a.leftCompared(left[frameCompared])
 	if l.Demand {
-		a.takeDemand(left[frameGiven], l.KernelHas())
+		a.takeDemand(left[frameGiven], l.k.uncertain(), l.KernelHas())
 	}
 	a.working.clearPast(end)
 	a.base.clearPast(end)
@@ -390,9 +391,7 @@ func ResumeCached(a *Area, writers bool, from int64) *Cached {
 	c.writers, c.resumed, c.shaken, c.again = writers, a.size, true, true
 	if a.kept != nil {
 		c.resumed = max(a.size, int64(a.kept.record.Size.Load()))
-		if more := int64(a.kept.record.Uncertain.Load()); more != 0 {
-			from = min(from, more-1)
-		}
+		from = min(from, a.kept.uncertain())
 	}
 	if c.resumed > a.size {
 		from = min(from, a.size)
@@ -446,13 +445,17 @@ func ResumeCached(a *Area, writers bool, from int64) *Cached {
 
 // notCertain says to the next daemon that it is not certain what the page cache has from a byte on.
 func (c *Cached) notCertain(from int64) {
-	k := c.area.kept
-	if k == nil {
-		return
-	}
-	if known := k.record.Uncertain.Load(); known == 0 || known > uint64(from)+1 {
+	if k := c.area.kept; k != nil && from < k.uncertain() {
 		k.record.Uncertain.Store(uint64(from) + 1)
 	}
+}
+
+// uncertain returns from which byte on it is not certain what the page cache has.
+func (k *keeping) uncertain() int64 {
+	if more := k.record.Uncertain.Load(); more != 0 {
+		return int64(more - 1)
+	}
+	return math.MaxInt64
 }
 
 // gavePast follows a READ of page i, which lies past the end: the kernel had begun it before it heard of a smaller size. The page cache has zeroes there, and is to drop them if

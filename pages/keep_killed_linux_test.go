@@ -354,38 +354,136 @@ func TestKilledInInstall(t *testing.T) {
 	}
 }
 
-// TestPageCacheOnDemand: the next daemon takes a page for one that the page cache may have if it was here, or if the page cache was given zeroes when the file was shorter.
-func TestPageCacheOnDemand(t *testing.T) {
-	k := mustKernel(t, dsm.MergeLast, dsm.DTypeAuto, 0)
-	m, a := heldOnDemand(t, 2*dsm.PageSize)
-	c := NewCached(a)
-	c.SetWriters(true)
-	if _, _, err := a.Install(k, 0, fill(1), true); err != nil {
-		t.Fatal(err)
-	}
-	c.Read(2*dsm.PageSize, make([]byte, dsm.PageSize)) // past the end
-	if err := a.Resize(600 * dsm.PageSize); err != nil {
-		t.Fatal(err)
-	}
-	c.Truncate(600 * dsm.PageSize)
-	if _, _, err := a.Install(k, 300, fill(2), true); err != nil {
-		t.Fatal(err)
-	}
-	a = onDemandAgain(t, m, 600*dsm.PageSize, 600*dsm.PageSize, nil)
-	c = ResumeCached(a, true, math.MaxInt64)
-	for p, want := range map[dsm.PageIndex]bool{0: true, 1: false, 2: true, 3: false, 299: false, 300: true, 301: false, 599: false} {
-		if got := c.Given(int64(p)*dsm.PageSize, dsm.PageSize); got != want {
-			t.Errorf("page %d: given %v, want %v", p, got, want)
+// TestOnDemandForWhoAttaches: a program attaches an area on demand of which pages are here. They move out of the Keep, holes stay holes, and no more than an extent takes memory twice.
+func TestOnDemandForWhoAttaches(t *testing.T) {
+	const size, pages = 600 * dsm.PageSize, 500
+	m, a := heldOnDemand(t, size)
+	for p := range dsm.PageIndex(pages) {
+		if _, _, err := a.Install(mustKernel(t, dsm.MergeLast, dsm.DTypeAuto, 0), p, fill(byte(p)|1), false); err != nil {
+			t.Fatal(err)
 		}
 	}
-	if out := c.Drop(1, dsm.Range(44, 46)); out != dsm.Range(45, 46) {
-		t.Errorf("of pages 300 and 301 the page cache has not %v", out)
+	takes := func() int64 {
+		t.Helper()
+		var st unix.Stat_t
+		if err := unix.Fstat(m.FD(), &st); err != nil {
+			t.Fatal(err)
+		}
+		return st.Blocks * 512 / dsm.PageSize
 	}
-	n, ok := c.NextNotice()
-	for ; ok && n.Off != 2*dsm.PageSize; n, ok = c.NextNotice() {
-		c.Done(n)
+	had := takes()
+	a.EndsWithDaemon()
+	mem, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		t.Fatal(err)
 	}
-	if !ok || n.Kind != NoticeInvalidate {
-		t.Errorf("what was read past the end stays: %+v", n)
+	if err := unix.Mprotect(mem[dsm.ExtentSize:], unix.PROT_NONE); err != nil { // one extent is copied
+		t.Fatal(err)
+	}
+	func() {
+		defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+		defer func() { _ = recover() }()
+		a.working.copyTo(mem, nil)
+		t.Error("all of it is copied")
+	}()
+	if now := takes(); had-now < dsm.ExtentPages {
+		t.Errorf("%d pages are copied, and %d are free", dsm.ExtentPages, had-now)
+	}
+	if err := a.Close(); err != nil {
+		t.Fatal(err)
+	}
+
+	m, a = heldOnDemand(t, size)
+	for _, p := range []dsm.PageIndex{0, 7, 300} {
+		if _, _, err := a.Install(mustKernel(t, dsm.MergeLast, dsm.DTypeAuto, 0), p, fill(byte(p)|1), true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a.EndsWithDaemon()
+	f, err := a.OpenWorking(true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	for _, p := range []dsm.PageIndex{0, 7, 300} {
+		if w, b := a.Working(p)[5], a.Base(p)[5]; w != byte(p)|1 || b != w {
+			t.Errorf("page %d has %d, its base %d", p, w, b)
+		}
+	}
+	if !a.Hole(1) || !a.Hole(299) || a.Hole(7) {
+		t.Error("holes are not where they were")
+	}
+}
+
+// TestPageCacheOnDemand: the next daemon takes a page for one that the page cache may have if its memory says so, or if it was read past the end. After that it is not certain of the rest.
+func TestPageCacheOnDemand(t *testing.T) {
+	k := mustKernel(t, dsm.MergeLast, dsm.DTypeAuto, 0)
+	for _, past := range []bool{false, true} {
+		m, a := heldOnDemand(t, 2*dsm.PageSize)
+		c := NewCached(a)
+		c.SetWriters(true)
+		if _, _, err := a.Install(k, 0, fill(1), true); err != nil {
+			t.Fatal(err)
+		}
+		if past {
+			c.Read(2*dsm.PageSize, make([]byte, dsm.PageSize))
+		}
+		if err := a.Resize(600 * dsm.PageSize); err != nil {
+			t.Fatal(err)
+		}
+		c.Truncate(600 * dsm.PageSize)
+		if _, _, err := a.Install(k, 300, fill(2), true); err != nil {
+			t.Fatal(err)
+		}
+		a = onDemandAgain(t, m, 600*dsm.PageSize, 600*dsm.PageSize, nil)
+		c = ResumeCached(a, true, math.MaxInt64)
+		for p, want := range map[dsm.PageIndex]bool{0: true, 1: false, 2: past, 3: past, 299: past, 300: true, 301: past, 599: past} {
+			if got := c.Given(int64(p)*dsm.PageSize, dsm.PageSize); got != want {
+				t.Errorf("read past the end %v: page %d: given %v, want %v", past, p, got, want)
+			}
+		}
+		if !past {
+			if out := c.Drop(1, dsm.Range(44, 46)); out != dsm.Range(45, 46) {
+				t.Errorf("of pages 300 and 301 the page cache has not %v", out)
+			}
+			continue
+		}
+		n, ok := c.NextNotice()
+		for ; ok && (n.Off > 2*dsm.PageSize || 2*dsm.PageSize >= n.Off+n.Len); n, ok = c.NextNotice() {
+			c.Done(n)
+		}
+		if !ok || n.Kind != NoticeInvalidate {
+			t.Errorf("what was read past the end stays: %+v", n)
+		}
+	}
+}
+
+// TestTruncatedOnDemand: of a page that was truncated, and of which it was not known what the page cache had, the next daemon finds neither memory nor bytes. The page cache may have it.
+func TestTruncatedOnDemand(t *testing.T) {
+	k := mustKernel(t, dsm.MergeLast, dsm.DTypeAuto, 0)
+	const size = 4 * dsm.PageSize
+	m, a := heldOnDemand(t, size)
+	c := NewCached(a)
+	c.SetWriters(true)
+	if _, _, err := a.Install(k, 3, fill(1), true); err != nil {
+		t.Fatal(err)
+	}
+	c.Read(3*dsm.PageSize, make([]byte, dsm.PageSize))
+	a = onDemandAgain(t, m, size, size, nil)
+	c = ResumeCached(a, true, dsm.PageSize)
+	for _, next := range []int64{dsm.PageSize, size} {
+		c.BeforeShrink(next)
+		if err := a.Resize(next); err != nil {
+			t.Fatal(err)
+		}
+		c.Truncate(next)
+	}
+	a = onDemandAgain(t, m, size, size, nil)
+	c = ResumeCached(a, true, math.MaxInt64)
+	if !c.Given(3*dsm.PageSize, dsm.PageSize) || !c.Refuses(3) {
+		t.Errorf("given %v, refuses stores %v", c.Given(3*dsm.PageSize, dsm.PageSize), c.Refuses(3))
+	}
+	if c.Given(0, dsm.PageSize) {
+		t.Error("the page cache may have page 0, which was certain")
 	}
 }
