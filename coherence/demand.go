@@ -216,8 +216,12 @@ func (a *Area) bring(ctx context.Context, off int64, n int, then, asked func()) 
 	room := &a.node.room
 	_, lacks := a.request(a.step, off, n, then, asked)
 	if lacks > 0 {
+		must := a.dropsUnder
+		if then != nil { // a fault: the kernel has no page locked
+			must = nil
+		}
 		// The next try may find that others have taken the room that is made now.
-		if err := room.make(ctx, lacks, func() bool { return then == nil && a.dropsUnder() }); err != nil {
+		if err := room.make(ctx, lacks, must); err != nil {
 			return &errs.Error{Op: "fetch", Area: a.id, Kind: errs.Timeout, Err: err}
 		}
 		return nil
@@ -315,7 +319,7 @@ func (s *staying) end() {
 
 // bringAhead fetches pages that no program waits for yet, once room has been made for them.
 func (a *Area) bringAhead(first dsm.PageIndex, stride int64, pages, n int) {
-	err := a.node.room.take(a.node.room.ctx, n, func() bool { return false })
+	err := a.node.room.take(a.node.room.ctx, n, nil)
 	a.step(func() {
 		r := &a.mu.replica
 		r.making = false

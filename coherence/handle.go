@@ -318,12 +318,12 @@ func (a *Area) writeWithRoom(ctx context.Context, p []byte, off int64, w way) er
 	return a.write(ctx, p, off, w)
 }
 
-// write is WriteAt without the waits, unless the area is busy.
+// write is WriteAt without the waits, unless the area is busy, or another daemon may follow.
 func (a *Area) write(ctx context.Context, p []byte, off int64, w way) error {
+	defer a.awaitUnstashed(ctx, off, len(p))
 	for {
 		err := a.writeNow(p, off, w, true)
 		if !errors.Is(err, errGrowing) {
-			a.awaitUnstashed(ctx, off, len(p))
 			return err
 		}
 		if late := a.awaitGrown(ctx); late != nil {

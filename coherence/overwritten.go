@@ -81,13 +81,11 @@ func (a *Area) noteWrittenLocked(off int64, n int) {
 }
 
 func (a *Area) noteWrittenPageLocked(p dsm.PageIndex, lo, hi int) {
-	e, i := p.Extent()
-	x, mem := a.extentLocked(e), a.mu.mem
-	if mem.Homed(e) && !mem.HasTwin(p) && !x.unmerged(i) {
+	mem := a.mu.mem
+	if e, _ := p.Extent(); mem.Homed(e) && !mem.HasTwin(p) {
 		return
 	}
-	l := a.mu.replica.leaves()
-	w := l.written[p]
+	w := a.mu.replica.writtenTo(p)
 	if w == nil && isZero(mem.Working(p)) && isZero(mem.Base(p)) {
 		return
 	}
@@ -101,6 +99,7 @@ func (a *Area) noteWrittenPageLocked(p dsm.PageIndex, lo, hi int) {
 	default:
 		w.add(lo, hi)
 	}
+	l := a.mu.replica.leaves()
 	if l.written == nil {
 		l.written = make(map[dsm.PageIndex]*writtenBytes)
 	}
@@ -115,7 +114,7 @@ func (r *replica) writtenTo(p dsm.PageIndex) *writtenBytes {
 	return r.leaving.written[p]
 }
 
-// storedBaseLocked returns the bytes with which those of page p are compared, base, so that what was written differs, if the rule is still `last`. It may copy them to buf.
+// storedBaseLocked returns the bytes with which those of page p are compared: base, but if the rule is still `last` such that what was written differs. Then it is buf. Calls for different pages may run concurrently.
 func (a *Area) storedBaseLocked(k merge.Kernel, p dsm.PageIndex, base []byte, buf *[dsm.PageSize]byte) []byte {
 	w := a.mu.replica.writtenTo(p)
 	if w == nil || !k.Last() {

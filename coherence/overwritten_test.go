@@ -2,8 +2,10 @@ package coherence
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"testing"
+	"testing/synctest"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
@@ -183,9 +185,35 @@ func TestWrittenByAnotherRule(t *testing.T) {
 	s.drain()
 	publish(n)
 	s.drain()
-	for _, o := range []*simNode{home, n} {
-		if got := o.area.mu.mem.Working(0)[8]; got != 5 {
-			t.Errorf("node %d has %d, want 5", o.i, got)
-		}
+	if got := home.area.mu.mem.Home(0)[8]; got != 5 {
+		t.Errorf("the home has %d, want 5", got)
 	}
+}
+
+// TestWrittenBesideTheHome: updates enter memory in sync calls only, so the replica of the home's node has not what another node has published. A program there writes what its memory has: it is the last one.
+func TestWrittenBesideTheHome(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, home, n := pairOf(t, dsm.Inode{Size: dsm.PageSize, Spec: dsm.Spec{Apply: dsm.ApplySync}})
+		write := func(o *simNode, v byte) {
+			t.Helper()
+			if err := o.area.WriteAt(t.Context(), []byte{v}, 8); err != nil {
+				t.Fatal(err)
+			}
+			publish(o)
+			s.drain()
+		}
+		write(home, 5)
+		for _, o := range []*simNode{home, n} {
+			o.ask("sync", func(ctx context.Context) error { return o.area.Sync(ctx, true) }, nil)
+			s.calm()
+		}
+		write(n, 6)
+		if h, w := home.area.mu.mem.Home(0)[8], home.area.mu.mem.Working(0)[8]; h != 6 || w != 5 {
+			t.Fatalf("the home has %d, and its replica %d", h, w)
+		}
+		write(home, 5)
+		if got := home.area.mu.mem.Home(0)[8]; got != 5 {
+			t.Errorf("the home has %d, want 5", got)
+		}
+	})
 }

@@ -180,7 +180,7 @@ func (a *Area) newPublicationLocked(e dsm.ExtentIndex, x *replicaExtent) *public
 		pub.round = a.mu.replica.contribution.id
 		x.joins = len(x.stash) > 0
 	}
-	x.dirty = x.dirty.Minus(pub.sent) // diffLocked follows
+	x.dirty = x.dirty.Minus(pub.sent)
 	if len(x.stash) == 0 {
 		x.started++
 	}

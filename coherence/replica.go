@@ -93,7 +93,7 @@ type replicaExtent struct {
 	untold   dsm.PageSet       // pages that attached programs stored to, and that the ledger has not been told of
 }
 
-// leaving has the extents whose publications are about to be sent. It is apart because an area is small that publishes nothing.
+// leaving is what is about to be published, or sent. It is apart because an area is small that publishes nothing.
 type leaving struct {
 	written map[dsm.PageIndex]*writtenBytes // of dirty pages: what was written by write(2)
 	unsent  []dsm.ExtentIndex               // they wait for credit
@@ -476,7 +476,6 @@ func (a *Area) replicaResizedLocked(was, is int64) {
 	if !r.subscribed || was == is {
 		return
 	}
-	r.cutWritten(is)
 	if is > was {
 		// What was added is zero at every node, so it is here. Only a subscription is needed, for slots
 		// that the area had no extent in.
@@ -493,6 +492,7 @@ func (a *Area) replicaResizedLocked(was, is int64) {
 		}
 		return
 	}
+	r.cutWritten(is)
 	a.extentLocked(dsm.ExtentIndex(min(is/dsm.ExtentSize, int64(r.n)-1))) // its pages past the end are zero, and so here
 	r.zero = min(r.zero, dsm.ExtentIndex(a.extentsLocked()))
 	for _, e := range a.extentsFromLocked(dsm.ExtentIndex(is / dsm.ExtentSize)) { // the extents before lose nothing

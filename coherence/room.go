@@ -131,14 +131,14 @@ func (m *room) tryTake(n int) bool {
 // overtake takes room for n pages even if there is none.
 func (m *room) overtake(n int) { m.taken.Add(int64(n)) }
 
-// take takes room for n pages, and makes it if necessary. It does not wait while at is true: the caller rings when it becomes so.
-func (m *room) take(ctx context.Context, n int, at func() bool) error {
+// take takes room for n pages, and makes it if necessary. If must is true it takes it whether there is any or not, also when it becomes true meanwhile: whoever makes it so rings. nil: it never is.
+func (m *room) take(ctx context.Context, n int, must func() bool) error {
 	for n > 0 && !m.tryTake(n) {
-		if at() {
+		if must != nil && must() {
 			m.overtake(n)
 			return nil
 		}
-		if err := m.make(ctx, n, at); err != nil {
+		if err := m.make(ctx, n, must); err != nil {
 			return err
 		}
 	}
@@ -146,13 +146,13 @@ func (m *room) take(ctx context.Context, n int, at func() bool) error {
 }
 
 // make evicts pages until there is room for n. If all pages must be published first it waits, until
-// ctx ends. It returns when at is true, whether there is room or not.
-func (m *room) make(ctx context.Context, n int, at func() bool) error {
+// ctx ends. must is that of take: when it is true make returns, whether there is room or not.
+func (m *room) make(ctx context.Context, n int, must func() bool) error {
 	m.waiters.Add(1)
 	defer m.waiters.Add(-1)
 	for {
 		bell := m.hear()
-		if m.free(n) || at() || m.evict(ctx, n) {
+		if m.free(n) || must != nil && must() || m.evict(ctx, n) {
 			return nil
 		}
 		select {

@@ -53,28 +53,33 @@ func (a *Area) stashValidLocked(x *replicaExtent, data []byte, off int64) {
 // awaitUnstashed returns when none of the stores to [off, off+n) waits for its page, if another daemon may follow this one: that does not know of them, and the kernel asks it only for what was not answered. If the home is gone, or when ctx ends, it
 // returns all the same.
 func (a *Area) awaitUnstashed(ctx context.Context, off int64, n int) {
-	waits := func() bool {
-		for e := dsm.ExtentOf(off); int64(e)*dsm.ExtentSize < off+int64(n); e++ {
-			if x := a.mu.replica.extents[e]; x != nil && len(x.stash) > 0 {
-				in := pagesOf(e, off, n)
-				for i := range x.stash {
-					if in.Has(i) {
-						return true
-					}
-				}
-			}
-		}
-		return false
+	waits := false
+	if a.node.cfg.Store != nil {
+		a.note(func() { waits = a.mu.mem != nil && a.mu.mem.Outlives() && a.stashedLocked(off, n) })
 	}
-	now := false
-	a.note(func() { now = a.mu.mem != nil && a.mu.mem.Outlives() && waits() })
-	if !now {
+	if !waits {
 		return
 	}
-	err := a.awaitHomes(ctx, "write", func() bool { return !waits() }, func() dsm.NodeID { return a.deadForLocked(off, int64(n)) })
+	err := a.awaitHomes(ctx, "write", func() bool { return !a.stashedLocked(off, n) }, func() dsm.NodeID { return a.deadForLocked(off, int64(n)) })
 	if err != nil {
 		a.node.cfg.Log.Debug("a write(2) is answered before its pages are here", "area", a.id, "offset", off, "err", err)
 	}
+}
+
+// stashedLocked reports whether stores to [off, off+n) wait for their pages.
+func (a *Area) stashedLocked(off int64, n int) bool {
+	for e := dsm.ExtentOf(off); int64(e)*dsm.ExtentSize < off+int64(n); e++ {
+		x := a.mu.replica.extents[e]
+		if x == nil || len(x.stash) == 0 {
+			continue
+		}
+		for i := range pagesOf(e, off, n).All() {
+			if len(x.stash[i]) > 0 {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // unstashLocked carries out the stores that waited for pages.
