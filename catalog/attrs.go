@@ -139,7 +139,10 @@ func (s *state) resize(st step, in *inode, size int64) {
 		return
 	}
 	before := in.Inode
-	s.reserve(takes(in.Spec, in.Size), takes(in.Spec, size))
+	if size > in.Size {
+		s.detour(st, in, size)
+	}
+	s.reserve(takes(before.Spec, in.Size), takes(in.Spec, size))
 	in.Size = size
 	in.Pages = min(in.Pages, pagesOf(size))
 	shrunk := size < before.Size

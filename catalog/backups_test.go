@@ -19,6 +19,7 @@ type rowsModel struct {
 	joining map[dsm.Slot]map[dsm.NodeID]dsm.Epoch // backups that homes wait for before the catalog says that they are in sync, and their Since
 	late    []report                              // under way
 	seen    *dsm.View                             // whose rows has is for
+	files   []dsm.Inode                           // likewise
 	lost    int
 }
 
@@ -45,6 +46,7 @@ func (m *rowsModel) by(n dsm.NodeID, o op) error {
 // hear goes through the rows that have changed, and checks who has what.
 func (m *rowsModel) hear() {
 	m.Helper()
+	defer m.hasFiles()
 	before := m.seen
 	m.seen = m.view
 	for slot, h := range m.view.Rows() {
@@ -61,8 +63,8 @@ func (m *rowsModel) hear() {
 		if h.Holder() != was.Holder() {
 			m.joining[slot] = nil
 		}
-		if m.bereft(before, *was) {
-			if m.newest[slot] > 0 {
+		if m.bereft(before, *was) || m.anew(slot, h, was) {
+			if m.newest[slot] > 0 && m.inUse(slot) {
 				m.lost++
 			}
 			m.newest[slot] = 0
@@ -81,6 +83,33 @@ func (m *rowsModel) hear() {
 			}
 		}
 	}
+}
+
+// hasFiles notes what files there are.
+func (m *rowsModel) hasFiles() {
+	m.files = m.files[:0]
+	for _, in := range m.inodes {
+		if in.Kind == dsm.KindFile {
+			m.files = append(m.files, in.Inode)
+		}
+	}
+}
+
+// inUse reports whether a file had bytes in a slot. Files that have grown while members were gone are elsewhere.
+func (m *rowsModel) inUse(slot dsm.Slot) bool {
+	return slices.ContainsFunc(m.files, func(f dsm.Inode) bool {
+		for e := range f.Spec.CoveringExtents(f.Size) {
+			if m.view.SlotOf(f.Area(), f.Spec, dsm.ExtentIndex(e)) == slot {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// anew reports whether a slot in which no file had bytes has got a home that has nothing: who had it is forgotten, and may be a member again.
+func (m *rowsModel) anew(slot dsm.Slot, h, was *dsm.SlotHome) bool {
+	return h.Source == 0 && h.Primary != was.Primary && h.Primary != was.Source && !slices.Contains(slices.Collect(was.InSync()), h.Primary) && !m.inUse(slot)
 }
 
 // bereft reports whether what is in a slot of such a row is lost, or was before, and the slot has a new home because no file has bytes there.

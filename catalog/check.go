@@ -75,6 +75,9 @@ func (s *state) checkInode(in *inode, names int, subdirs uint32) error {
 		in.Layout.Check() != nil {
 		return fmt.Errorf("out of range: %+v", in.Inode)
 	}
+	if !in.Spec.Detours.None() && in.Kind != dsm.KindFile {
+		return fmt.Errorf("detours of no file: %+v", in.Inode)
+	}
 	links := uint32(names)
 	if in.Kind == dsm.KindDir {
 		links = 2 + subdirs

@@ -15,8 +15,8 @@ import (
 // A member whose process has ended without leaving, or that is evicted, is marked as gone. Its name and address are free
 // at once, its locks and claims are dropped, and it can make no change any more. Where a backup
 // has what it was the home of, that takes over in the same step (backups.go). The rest is lost, except for slots that were being handed over to it: their
-// former home may still have them (handoverFailedOp). Those slots stay with it as long as a file has bytes in them. Such bytes cannot be read (EIO), and never
-// read as zero; the file can be removed or truncated. When no file has bytes in its slots any more, the slots go to other members, which loses nothing, and the
+// former home may still have them (handoverFailedOp). Those slots stay with it as long as a file has bytes in them: it may come back with them, if it was only cut off. Until then such bytes cannot be read (EIO), and never
+// read as zero; the file can be removed or truncated. No file gets more bytes there (detour). When none has bytes in its slots any more, the slots go to other members, which loses nothing, and the
 // member is forgotten.
 //
 // It must be certain that the process has ended, or that it is fenced (fence.go): it might still have unpublished stores, act as a home,
@@ -117,6 +117,16 @@ func (s *state) settled() (free []dsm.NodeID) {
 		}
 	}
 	return free
+}
+
+// detour has a file that grows get extents where nothing can be stored in other slots: see dsm.Detours. A slot of its own in which it has no bytes begins anew.
+func (s *state) detour(st step, in *inode, size int64) {
+	in.Spec.Detours = s.view.Detours(in.Area(), in.Spec, in.Size, size)
+	if own := s.view.OwnOf(in.Area()); in.Size == 0 && own != nil && own.Homeless(s.view) {
+		s.reviewed(func(v *dsm.View) {
+			v.Place(in.Area(), dsm.SlotHome{Primary: ownHome(v, in, st.node), Epoch: v.Epoch})
+		})
+	}
 }
 
 // look returns what a member answers; nil if it does not, and then whether its machine says that its process has ended. It takes no longer than attempt/2: for one that is

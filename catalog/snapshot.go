@@ -12,7 +12,7 @@ import (
 )
 
 // imageFormat is the version of image.
-const imageFormat = 15
+const imageFormat = 16
 
 // image is a state as a value, with every set in order: equal states have equal images, byte for
 // byte.

@@ -416,7 +416,7 @@ func (a *Area) becomeLocked(now dsm.Inode) bool {
 			a.pumpLocked(id, a.mu.home.subs[id])
 		}
 	}
-	if now.Spec.Placement != old.Spec.Placement {
+	if now.Spec.Placement != old.Spec.Placement || now.Spec.Detours != old.Spec.Detours {
 		a.resignOthersLocked()
 	}
 	a.stillHeldLocked()

@@ -171,5 +171,5 @@ func (a *Area) errDeadLocked(op string, id dsm.NodeID) error {
 		name = fmt.Sprintf(" (%s at %s)", m.Name, m.Addr)
 	}
 	return &errs.Error{Op: op, Area: a.id, Kind: errs.Unavailable,
-		Err: fmt.Errorf("node %s%s has died, and was the home of some of the bytes: they are lost; remove the file, or truncate it to 0", id, name)}
+		Err: fmt.Errorf("node %s%s has died, and was the home of some of the bytes: %w; remove the file, or truncate it to 0", id, name, errs.ErrLost)}
 }

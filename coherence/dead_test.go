@@ -357,3 +357,64 @@ func TestPushOfAHomeWhoseSourceDied(t *testing.T) {
 		}
 	})
 }
+
+// TestGrowAroundTheDead: what is stored in a file that grows after a home has died is at homes that live, on all nodes: of a file that was truncated, and of one of which the other
+// extents live.
+func TestGrowAroundTheDead(t *testing.T) {
+	for _, from := range []int64{0, 1} {
+		synctest.Test(t, func(t *testing.T) {
+			const extents = 20
+			s := newHomed(t, 3, sums(extents, dsm.ApplyArrival))
+			home, living, n := s.nodes[0], s.nodes[1], s.nodes[2]
+			s.changeView(func(v *dsm.View) {
+				v.Row(dsm.SlotOf(simArea, 0)).Primary = living.id
+				v.Row(dsm.SlotOf(simArea, 300)).Primary = n.id
+			})
+			s.catchUp()
+			living.open(true)
+			n.open(true)
+			s.drain()
+			s.die(home)
+			s.catchUp()
+			s.resized(from * dsm.ExtentSize)
+			s.resized(extents * dsm.ExtentSize)
+			s.drain()
+			for e := range dsm.ExtentIndex(extents) {
+				if row := s.rowOf(s.lastView(), e); row.Primary == home.id {
+					t.Fatalf("from %d: extent %d is at the dead node", from, e)
+				}
+				if err := n.area.WriteAt(t.Context(), []byte{5}, int64(e)*dsm.ExtentSize); err != nil {
+					t.Fatal(err)
+				}
+			}
+			publish(n)
+			s.drain()
+			for e := range dsm.PageIndex(extents) {
+				if got := living.area.mu.mem.Working(e * dsm.ExtentPages)[0]; got != 5 {
+					t.Errorf("from %d: extent %d has %d", from, e, got)
+				}
+			}
+			living.checked(t)
+			n.checked(t)
+			// The slots of the dead go to others, and the file begins anew in them.
+			s.changeView(func(v *dsm.View) {
+				for _, row := range v.Rows() {
+					if row.Primary == home.id {
+						*row = dsm.SlotHome{Primary: n.id, Epoch: v.Epoch}
+					}
+				}
+			})
+			s.catchUp()
+			s.resized(0)
+			s.resized(extents * dsm.ExtentSize)
+			s.drain()
+			for _, o := range []*simNode{living, n} {
+				for e := range o.area.mu.home.extents {
+					if row := s.rowOf(s.lastView(), e); row.Primary != o.id {
+						t.Errorf("from %d: node %d has the state of extent %d, of which node %s is the home", from, o.i, e, row.Primary)
+					}
+				}
+			}
+		})
+	}
+}

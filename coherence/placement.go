@@ -100,7 +100,7 @@ func replaced(old, now dsm.Inode) bool {
 }
 
 // resignOthersLocked frees the home copies of extents that have another home now. Those of the area are empty then: only such an
-// area can be placed anew but by a view.
+// area can be placed anew but by a view. So are extents past the end, which detours are about.
 func (a *Area) resignOthersLocked() {
 	for e := range a.mu.home.extents {
 		if row := a.rowLocked(e); !a.isSelf(row.Primary) && !a.isSelf(row.Source) {

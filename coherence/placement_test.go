@@ -19,6 +19,24 @@ func TestPlacementBySnapshot(t *testing.T) {
 	})
 }
 
+// TestDetourBySnapshot: as TestPlacementBySnapshot, of a file that begins anew while a home is gone.
+func TestDetourBySnapshot(t *testing.T) {
+	testSnapshot(t, func(s *sim) {
+		s.resize(0)
+		s.changeRules(func(ino *dsm.Inode) {
+			v := s.lastView().Clone()
+			for i := range v.Members {
+				v.Members[i].Gone = v.Members[i].ID == s.rowOf(v, 0).Primary
+			}
+			before := v.SlotOf(simArea, ino.Spec, 0)
+			ino.Spec.Detours = v.Detours(simArea, ino.Spec, 0, dsm.ExtentSize)
+			if ino.Size = dsm.ExtentSize; v.SlotOf(simArea, ino.Spec, 0) == before {
+				s.t.Fatal("the first extent is where it was")
+			}
+		})
+	})
+}
+
 // TestShrinkBySnapshot: a file is shrunk and grows again, and a node that takes a snapshot of the catalog sees the last size only. What
 // it had of the file past the smallest size is gone all the same.
 func TestShrinkBySnapshot(t *testing.T) {

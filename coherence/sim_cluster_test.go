@@ -382,6 +382,13 @@ func (s *sim) resize(size int64) {
 		ino.Gen = ino.Rev
 		s.seen.shrink(s.entries())
 	}
+	if size > ino.Size { // as the catalog does
+		v := s.lastView()
+		ino.Spec.Detours = v.Detours(simArea, ino.Spec, ino.Size, size)
+		if own := v.OwnOf(simArea); ino.Size == 0 && own != nil && own.Homeless(v) {
+			s.changeView(func(v *dsm.View) { v.Place(simArea, dsm.SlotHome{Primary: s.aNode().id, Epoch: v.Epoch}) })
+		}
+	}
 	ino.Size = size
 	s.commit(entry{&ino, nil})
 }

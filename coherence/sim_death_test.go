@@ -111,6 +111,10 @@ func (r *simRun) die(now bool) bool {
 	case with(hit):
 		r.takenAlong++
 		r.resize(0)
+		if r.rng.IntN(2) == 0 { // it grows before the catalog gives the slots to others
+			r.resize(r.fullSize())
+			return true
+		}
 		r.changeView(func(v *dsm.View) {
 			for _, row := range v.Rows() {
 				switch {

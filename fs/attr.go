@@ -236,6 +236,7 @@ func (b *bridge) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.A
 	i, err := b.setAttr(r, inoOf(in.NodeId), ch)
 	if err == nil && ch.Size != nil {
 		err = b.longer(r, b.opens.find(i.Area()), i.Size)
+		b.enterLate(r, i.Ino)
 	}
 	if errs.Is(err, errs.NotExist) && ch.Size == nil {
 		if was, ok := b.dirs.changeRemoved(inoOf(in.NodeId), ch); ok {

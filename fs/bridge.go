@@ -25,6 +25,7 @@ type bridge struct {
 	log       *slog.Logger
 	opens     *opens
 	handles   handleTable
+	late      atomic.Bool // there was a lateHandle
 	dirs      openDirs
 	retries   retries
 	punched   atomic.Pointer[punch] // the last hole, until the thread goes on that has punched it

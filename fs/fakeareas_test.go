@@ -73,6 +73,8 @@ type fakeArea struct {
 	onSync    func()
 	lasts     int // calls of PublishLast
 	abandoned int
+	// lost says that bytes are lost: an open fails while the file is not empty.
+	lost atomic.Bool
 	// stall, if not nil, is waited for by Sync, Publish and Acquire, whose context is sent to stalled.
 	stall   chan struct{}
 	stalled chan context.Context
@@ -110,6 +112,11 @@ func (p *fakeAreas) Reopen(ctx context.Context, id dsm.AreaID, write bool) (Area
 
 func (p *fakeAreas) Open(ctx context.Context, id dsm.AreaID, write bool) (Area, error) {
 	a := p.area(id)
+	if a.lost.Load() {
+		if i, err := p.names.Getattr(ctx, dsm.Ino(id)); err != nil || i.Size > 0 {
+			return nil, errs.E(errs.Unavailable, "open", "%w", errs.ErrLost)
+		}
+	}
 	a.update(func() {
 		a.opens++
 		if write {

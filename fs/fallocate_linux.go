@@ -9,9 +9,10 @@ import (
 // Fallocate grows a file, which reserves its memory, and punches holes by storing zeroes. With
 // KEEP_SIZE there is nothing to reserve, because memory is counted by size.
 func (b *bridge) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fuse.Status {
-	h, ok := b.handles.get(in.Fh).(*fileHandle)
+	of := b.handles.get(in.Fh)
+	h, ok := of.(*fileHandle)
 	if !ok {
-		return fuse.EBADF
+		return b.unopened(of, fuse.EBADF)
 	}
 	off, end := int64(in.Offset), int64(in.Offset+in.Length)
 	if off < 0 || end < off || end > dsm.MaxAreaSize {

@@ -29,6 +29,9 @@ func (b *bridge) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut
 func (b *bridge) open(r *request, ino dsm.Ino, flags uint32, claimed *dsm.Inode, out *fuse.OpenOut) fuse.Status {
 	write := flags&syscall.O_ACCMODE != syscall.O_RDONLY
 	a, drops, err := b.opens.open(r, ino, write, claimed)
+	if claimed == nil && b.opensLate(r, ino, flags, err) {
+		return b.openLate(r, ino, flags, out)
+	}
 	if err != nil {
 		if k := errs.KindOf(err); k == errs.Unavailable || k == errs.Timeout || k == errs.NoSpace || k == errs.Busy {
 			b.log.Warn("open", "area", dsm.AreaID(ino), "err", err) // what it says is more than the error number
@@ -36,22 +39,9 @@ func (b *bridge) open(r *request, ino dsm.Ino, flags uint32, claimed *dsm.Inode,
 		return b.walkStatus(r.tid, err)
 	}
 	b.retries.drop(r.tid)
-	b.awaitForfeited(r, a)
-	leave, err := b.walIndexes.enter(r, r.tid, write, a)
-	if err != nil {
-		b.opens.release(a, write)
-		return status(err)
-	}
 	direct := a.direct.on.Load()
-	h, tid := b.newHandle(a, r.tid, flags, out), r.tid
-	h.leave = leave
-	out.Fh = b.handles.add(h)
-	if h.write {
-		tid = uint32(h.program) // the process goes on when its thread has ended
-	}
-	if err := b.held.opened(r, heldHandle{fh: out.Fh, ino: ino, flags: flags, tid: tid}); err != nil {
-		b.Release(nil, &fuse.ReleaseIn{Fh: out.Fh})
-		return status(err)
+	if st := b.enterHandle(r, a, ino, flags, r.tid, out, func(h *fileHandle) uint64 { return b.handles.add(h) }); !st.Ok() {
+		return st
 	}
 	switch {
 	case direct:
@@ -59,6 +49,28 @@ func (b *bridge) open(r *request, ino dsm.Ino, flags uint32, claimed *dsm.Inode,
 		out.BackingID = a.direct.backing.Load()
 	case !drops:
 		out.OpenFlags |= fuse.FOPEN_KEEP_CACHE
+	}
+	return fuse.OK
+}
+
+// enterHandle makes the handle of an area that a thread has opened, and that enter gives its number. If it fails the area is not open.
+func (b *bridge) enterHandle(r *request, a *openArea, ino dsm.Ino, flags, tid uint32, out *fuse.OpenOut, enter func(*fileHandle) uint64) fuse.Status {
+	write := wanted(flags)&dsm.MayWrite != 0
+	b.awaitForfeited(r, a)
+	leave, err := b.walIndexes.enter(r, tid, write, a)
+	if err != nil {
+		b.opens.release(a, write)
+		return status(err)
+	}
+	h := b.newHandle(a, tid, flags, out)
+	h.leave = leave
+	out.Fh = enter(h)
+	if h.write {
+		tid = uint32(h.program) // the process goes on when its thread has ended
+	}
+	if err := b.held.opened(r, heldHandle{fh: out.Fh, ino: ino, flags: flags, tid: tid}); err != nil {
+		b.Release(nil, &fuse.ReleaseIn{Fh: out.Fh})
+		return status(err)
 	}
 	return fuse.OK
 }
@@ -186,7 +198,8 @@ func wanted(flags uint32) uint32 {
 func (b *bridge) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
-	switch h := b.handles.get(in.Fh).(type) {
+	of := b.handles.get(in.Fh)
+	switch h := of.(type) {
 	case controlHandle:
 		if h.Talks() {
 			r.deadline, r.interruptible = time.Now().Add(forever), true
@@ -228,7 +241,7 @@ func (b *bridge) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse
 		}
 		return fuse.ReadResultData(buf[:n]), fuse.OK
 	}
-	return nil, fuse.EBADF
+	return nil, b.unopened(of, fuse.EBADF)
 }
 
 // Write handles stores. A write(2) past the end first makes the file grow, in the catalog. Pages of
@@ -237,7 +250,8 @@ func (b *bridge) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse
 func (b *bridge) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
-	switch h := b.handles.get(in.Fh).(type) {
+	of := b.handles.get(in.Fh)
+	switch h := of.(type) {
 	case controlHandle:
 		return uint32(len(data)), status(h.Write(r, data))
 	case *fileHandle:
@@ -258,7 +272,7 @@ func (b *bridge) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (u
 		b.intervals.stored(h.area, w)
 		return uint32(len(data)), fuse.OK
 	}
-	return 0, fuse.EBADF
+	return 0, b.unopened(of, fuse.EBADF)
 }
 
 // ensureSize makes the area at least end bytes long. Inside of it, which is nearly

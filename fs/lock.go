@@ -69,11 +69,12 @@ var lockTypes = map[uint32]locks.Type{syscall.F_RDLCK: locks.Read, syscall.F_WRL
 
 // lockOf returns the lock that the kernel requests, and the handle.
 func (b *bridge) lockOf(in *fuse.LkIn) (h *fileHandle, l locks.Lock, st fuse.Status) {
-	h, ok := b.handles.get(in.Fh).(*fileHandle)
+	of := b.handles.get(in.Fh)
+	h, ok := of.(*fileHandle)
 	t, known := lockTypes[in.Lk.Typ]
 	switch {
 	case b.cfg.Locks == nil || !ok:
-		return nil, l, fuse.Status(syscall.ENOLCK) // the files of /.dsm have no locks
+		return nil, l, b.unopened(of, fuse.Status(syscall.ENOLCK)) // the files of /.dsm have no locks
 	case !known:
 		return nil, l, fuse.EINVAL
 	}

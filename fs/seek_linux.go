@@ -11,9 +11,10 @@ import (
 // Lseek is SEEK_DATA and SEEK_HOLE; the rest the kernel does by itself. Stores to mappings are harvested before. The
 // program has a lock of the file in the kernel, which neither the harvest nor a WRITE needs.
 func (b *bridge) Lseek(cancel <-chan struct{}, in *fuse.LseekIn, out *fuse.LseekOut) fuse.Status {
-	h, ok := b.handles.get(in.Fh).(*fileHandle)
+	of := b.handles.get(in.Fh)
+	h, ok := of.(*fileHandle)
 	if !ok || in.Whence != unix.SEEK_DATA && in.Whence != unix.SEEK_HOLE {
-		return fuse.EINVAL
+		return b.unopened(of, fuse.EINVAL)
 	}
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()

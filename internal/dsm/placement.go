@@ -74,10 +74,15 @@ func (s Spec) SlotOf(a AreaID, e ExtentIndex) Slot {
 	if s.Together(e) {
 		e = 0
 	}
-	return ClassOf(s.Copies()).SlotOf(a, e)
+	c := ClassOf(s.Copies())
+	slot := c.SlotOf(a, e)
+	if !s.Detours.None() {
+		slot = s.Detours.around(c, e, slot)
+	}
+	return slot
 }
 
-// Recur says how slots recur: from the extent first on, those that are n apart have the same one. Those before first live where the first extent does.
+// Recur says how slots recur: from the extent first on, those that are n apart have the same one.
 func (s Spec) Recur() (first ExtentIndex, n int) {
 	switch {
 	case s.OneHome(MaxAreaSize):
@@ -85,17 +90,15 @@ func (s Spec) Recur() (first ExtentIndex, n int) {
 	case s.Together(0):
 		first = AutoExtents
 	}
-	return first, ClassOf(s.Copies()).Slots
+	return max(first, s.Detours.last()), ClassOf(s.Copies()).Slots
 }
 
 // CoveringExtents returns how many of the first extents of an area have all its slots.
 func (s Spec) CoveringExtents(size int64) int {
-	n, slots := Extents(size), ClassOf(s.Copies()).Slots
-	switch {
-	case s.OneHome(size):
+	n := Extents(size)
+	if s.OneHome(size) {
 		return min(n, 1)
-	case s.Placement == PlaceAuto:
-		return min(n, AutoExtents+slots)
 	}
-	return min(n, slots)
+	first, slots := s.Recur()
+	return min(n, int(first)+slots)
 }

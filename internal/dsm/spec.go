@@ -150,23 +150,24 @@ const (
 	MaxStaleness = time.Hour
 )
 
-// Spec is what the user chose for an area: the values of user.dsm.*. A directory has one too, which
+// Spec is what the user chose for an area: the values of user.dsm.*, and all else that says where its extents live. A directory has one too, which
 // entries created in it inherit.
 type Spec struct {
-	Mode      Mode
-	Merge     MergeRule
-	DType     DType
-	Apply     Apply
-	Interval  time.Duration // 0: publish on request only
-	Residency Residency
-	Access    Access
-	Locks     Locks
-	Placement Placement
-	Staleness time.Duration // 0: no bound
-	Retain    uint8         // of a versioned area: how many versions stay readable; 0: DefaultRetain
-	Replicas  uint8         // how many nodes keep what the home has, the home included; 0: DefaultReplicas
-
+	Mode        Mode
+	Merge       MergeRule
+	DType       DType
+	Apply       Apply
+	Residency   Residency
+	Access      Access
+	Locks       Locks
 	OnNonFinite NonFinite
+	Retain      uint8         // of a versioned area: how many versions stay readable; 0: DefaultRetain
+	Replicas    uint8         // how many nodes keep what the home has, the home included; 0: DefaultReplicas
+	Interval    time.Duration // 0: publish on request only
+	Placement   Placement
+	Staleness   time.Duration // 0: no bound
+
+	Detours Detours // of a file: the catalog's own, when it grows while members are gone
 }
 
 // DefaultSpec is the spec of the root directory of a new cluster.
@@ -289,7 +290,7 @@ func (s Spec) Valid() bool {
 		int(s.Apply) < len(applyNames) && s.Interval >= 0 && s.Interval <= MaxInterval &&
 		int(s.Residency) < len(residencyNames) && int(s.Access) < len(accessNames) && int(s.Locks) < len(locksNames) &&
 		s.Placement.Valid() && (s.Staleness == 0 || s.Staleness >= MinStaleness && s.Staleness <= MaxStaleness) && s.Retain <= MaxRetain &&
-		s.Replicas <= MostReplicas && int(s.OnNonFinite) < len(nonFiniteNames) && s.conflict() == nil
+		s.Replicas <= MostReplicas && int(s.OnNonFinite) < len(nonFiniteNames) && s.Detours.Valid() && s.conflict() == nil
 }
 
 // conflict returns why two of the settings do not go together, or nil.

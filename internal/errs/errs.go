@@ -116,6 +116,9 @@ func (e *Error) Error() string {
 // ErrUnanswered is a cause of Unavailable: the connection ended after a request was sent, or a part of it, so it may have been carried out.
 var ErrUnanswered = errors.New("the connection ended before the answer came")
 
+// ErrLost is a cause of Unavailable: the only node that had some of the bytes has died.
+var ErrLost = errors.New("they are lost")
+
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 

@@ -12,7 +12,7 @@ import (
 
 // Format is the version of the layout of the file and of all that is in it, the commands of the catalog among them: it changes with wire.JoinProtocol.
 // A daemon adopts no other.
-const Format = 15
+const Format = 16
 
 const (
 	headSize    = 64 << 10

@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"encoding"
 	"math/rand/v2"
 	"reflect"
 	"testing"
@@ -20,6 +21,12 @@ func fill(r *rand.Rand, v reflect.Value) {
 	if v.Type() == reflect.TypeFor[time.Time]() {
 		if r.IntN(4) > 0 {
 			v.Set(reflect.ValueOf(time.Unix(r.Int64N(1<<40)-1<<39, r.Int64N(1e9)).UTC()))
+		}
+		return
+	}
+	if b, ok := v.Addr().Interface().(encoding.BinaryUnmarshaler); ok {
+		if err := b.UnmarshalBinary([]byte("any"[:r.IntN(4)])); err != nil {
+			panic(err)
 		}
 		return
 	}
