@@ -119,8 +119,8 @@ RUNS ?= 200
 simulate:
 	@go test ./coherence -run 'TestSimulation$$' -sim.fresh -sim.runs=$(RUNS) -timeout 24h
 
-# 109 of each of the 92 kinds. A run has one processor. Daemons that a run has killed leave mappings in its process, of which the kernel allows 65530: so there are six.
-SEEDS ?= 109
+# 100 of each of the 101 kinds. A run has one processor. Daemons that a run has killed leave mappings in its process, of which the kernel allows 65530: so there are six.
+SEEDS ?= 100
 
 .PHONY: seeds
 seeds: deps

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
+	"os"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -27,13 +28,15 @@ var (
 
 const simNodes = 4
 
-// usualRuns is fewer where a run takes several times as long.
+// usualRuns is fewer where a run takes several times as long, or where the same seeds are run besides (DSMFS_SEEDS, see .ci/run).
 func usualRuns() int {
 	switch {
 	case pagetest.Race: // one goroutine at a time has few races
 		return 1
 	case invariants.Enabled:
 		return 3
+	case os.Getenv("DSMFS_SEEDS") != "":
+		return 1
 	}
 	return 10
 }
