@@ -157,7 +157,7 @@ func (a *Area) sendAcquireLocked(op *acquiring) {
 func (a *Area) replicaAcquiredLocked(from dsm.NodeID, m *wire.Acquired) {
 	op := a.mu.replica.acquires[m.Round]
 	switch {
-	case op == nil:
+	case op == nil || a.awaitsAnswerOfLocked(from):
 	case m.Gen < a.mu.ino.Gen: // pushes before it were as old, and refused: the home applies the catalog's entry, pushes again, then answers
 		a.sendLocked(from, &wire.Acquire{Stamp: a.stampLocked(), Round: op.round})
 	default:

@@ -159,6 +159,19 @@ func (a *Area) awaitsAnswerLocked(e dsm.ExtentIndex) bool {
 	return a.mu.absence.has(e) && a.mu.absence.returning[e].at == unanswered
 }
 
+// awaitsAnswerOfLocked reports whether pushes of a home are not taken yet. So what it says it has pushed may not be here. The Subscribe that it is to answer is followed by all Acquires.
+func (a *Area) awaitsAnswerOfLocked(home dsm.NodeID) bool {
+	if !a.mu.absence.compares() {
+		return false
+	}
+	for e := range a.mu.absence.returning {
+		if a.awaitsAnswerLocked(e) && a.rowLocked(e).Primary == home {
+			return true
+		}
+	}
+	return false
+}
+
 // homeAnsweredLocked follows the answer of a home to a Subscribe.
 func (a *Area) homeAnsweredLocked(from dsm.NodeID, m *wire.Subscribed) {
 	if !a.mu.absence.compares() {

@@ -63,10 +63,10 @@ func (a *Area) uptoLocked(s *subscriber) dsm.Version {
 }
 
 // cameUptoLocked records that a home has sent everything up to version v. What other homes have merged is not known without asking
-// them. Nor is it enough if pages were declined: the home may not have known of it. Nor does a home speak for slots whose source has died: it has refused
+// them. Nor is it enough if pages were declined, or not taken: the home may not have known of it. Nor does a home speak for slots whose source has died: it has refused
 // to subscribe this node to them.
 func (a *Area) cameUptoLocked(v dsm.Version) {
-	if r := &a.mu.replica; v > r.whole && a.oneHomeLocked() && r.outdated == 0 && len(r.subs) == 0 && a.deadInAreaLocked() == 0 {
+	if r := &a.mu.replica; v > r.whole && a.oneHomeLocked() && r.outdated == 0 && len(r.subs) == 0 && a.deadInAreaLocked() == 0 && !a.awaitsAnswerOfLocked(a.rowLocked(0).Primary) {
 		a.wholeLocked(v)
 	}
 }
