@@ -2,6 +2,7 @@ package coherence
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -414,6 +415,48 @@ func TestGrowAroundTheDead(t *testing.T) {
 						t.Errorf("from %d: node %d has the state of extent %d, of which node %s is the home", from, o.i, e, row.Primary)
 					}
 				}
+			}
+		})
+	}
+}
+
+// TestOpenWithoutTheDead: a file that was truncated after its home had died can be opened to store, also while the Subscribe to that home has no answer, where mounts outlive their daemons: all of it is here.
+func TestOpenWithoutTheDead(t *testing.T) {
+	for _, size := range []int64{0, dsm.ExtentSize} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newHomed(t, 3, sums(1, dsm.ApplyArrival))
+			home, living, n := s.nodes[0], s.nodes[1], s.nodes[2]
+			s.changeView(func(v *dsm.View) { v.Row(dsm.SlotOf(simArea, 300)).Primary = living.id })
+			s.catchUp()
+			n.hold()
+			s.die(home)
+			s.catchUp()
+			open := func() (err error) {
+				over := false
+				go func() {
+					_, err = n.node.Open(t.Context(), simArea, true)
+					over = true
+				}()
+				for range 3 { // the dead home gets nothing
+					synctest.Wait()
+					s.deliverAll(link{n.i, living.i})
+					s.deliverAll(link{living.i, n.i})
+				}
+				synctest.Wait()
+				if !over {
+					t.Fatalf("%d bytes: an open waits for a home that has died", size)
+				}
+				return err
+			}
+			if err := open(); !errors.Is(err, errs.ErrLost) {
+				t.Fatalf("open: %v", err)
+			}
+			s.resized(0)
+			if size > 0 {
+				s.resized(size)
+			}
+			if err := open(); err != nil {
+				t.Error(err)
 			}
 		})
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"slices"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
@@ -278,6 +279,16 @@ func (a *Area) kernelMayHaveLocked() {
 	}
 }
 
+// deadPrimaryLocked reports whether an extent of the area has a dead home, though its source may live.
+func (a *Area) deadPrimaryLocked() bool {
+	for e := range dsm.ExtentIndex(a.coveringLocked()) {
+		if slices.Contains(a.mu.dead, a.rowLocked(e).Primary) {
+			return true
+		}
+	}
+	return false
+}
+
 // awaitAllHere waits until all of the area is in the working copy, and says so to the next daemon, before a program may store or accumulate. Of an area on demand that is what is here.
 func (a *Area) awaitAllHere(ctx context.Context) error {
 	if a.node.cfg.Store == nil {
@@ -298,11 +309,14 @@ func (a *Area) awaitAllHere(ctx context.Context) error {
 	}, a.deadInAreaLocked)
 }
 
-// allHereLocked reports whether all pages are here.
+// allHereLocked reports whether all pages are here. A dead home answers no Subscribe; it is not needed if no extent of the area lives there: it may have had some before a shrink.
 func (a *Area) allHereLocked() bool {
 	r := &a.mu.replica
-	if !r.subscribed || len(r.subs) > 0 {
-		return !r.subscribed
+	if !r.subscribed {
+		return true
+	}
+	if !a.subscribedLocked() || len(r.subs) > 0 && a.deadPrimaryLocked() {
+		return false
 	}
 	for e, x := range r.extents {
 		if lacks := a.withinLocked(e).Minus(x.have); !lacks.Empty() {

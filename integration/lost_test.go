@@ -11,7 +11,21 @@ import (
 // TestFilesAfterADeath kills a node that alone has the bytes of some files. Those are lost; but every new file has what is written to it, on all nodes that live, and so has a file that was lost and is
 // truncated, also by an open. New files do not keep the dead node in the cluster.
 func TestFilesAfterADeath(t *testing.T) {
-	c := nodes(t, 3)
+	for _, held := range []bool{false, true} { // whether the mounts outlive their daemons, as users have it
+		t.Run(fmt.Sprint("held=", held), func(t *testing.T) {
+			c := cluster(t, harness.Options{Default: held})
+			for range 2 {
+				c.Declare().Start()
+			}
+			victim := c.Declare()
+			victim.Flags = []string{"--hold=off"}
+			victim.Start()
+			filesAfterADeath(t, c)
+		})
+	}
+}
+
+func filesAfterADeath(t *testing.T, c *harness.Cluster) {
 	at, other := c.Node(1).Client(), c.Node(2).Client()
 	at.Must("mkdir %s", at.Path("d"))
 	at.SetXattr("d", "user.dsm.replicas", "1")
