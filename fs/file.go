@@ -374,6 +374,8 @@ func (b *bridge) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 		h.Close()
 	case *versionHandle:
 		b.versions.release(h)
+	case *lateHandle:
+		b.held.closed(in.Fh)
 	}
 	h, ok := b.handles.get(in.Fh).(*fileHandle)
 	if !ok {

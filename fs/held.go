@@ -59,6 +59,7 @@ type heldHandle struct {
 	flags  uint32
 	tid    uint32
 	dir    bool
+	late   bool   // see lateHandle
 	unique uint64 // of the request that opened it
 }
 
@@ -104,12 +105,22 @@ func record(kind uint64, fields ...uint64) []byte {
 	return b
 }
 
+// What a handle is in its record.
+const (
+	heldFile = iota
+	heldDir
+	heldLate
+)
+
 func (h heldHandle) record() []byte {
-	dir := uint64(0)
-	if h.dir {
-		dir = 1
+	kind := uint64(heldFile)
+	switch {
+	case h.dir:
+		kind = heldDir
+	case h.late:
+		kind = heldLate
 	}
-	return record(heldOpened, h.fh, uint64(h.ino), uint64(h.flags), uint64(h.tid), dir, h.unique)
+	return record(heldOpened, h.fh, uint64(h.ino), uint64(h.flags), uint64(h.tid), kind, h.unique)
 }
 
 func (l heldLocks) record(of heldLock) []byte {
@@ -196,15 +207,21 @@ func (x *heldFiles) unindexed(ino dsm.Ino) {
 	}
 }
 
-// opened records a handle. If the request came to an earlier daemon, the handle that it had made is closed.
+// opened records a handle. If the request came to an earlier daemon, the handle that it had made is closed. A lateHandle that becomes that of an open file stays the one that its OPEN made, whoever truncates the file.
 func (x *heldFiles) opened(r *request, h heldHandle) error {
 	if x.journal == nil {
 		return nil
 	}
-	h.unique = r.unique
 	x.mu.Lock()
-	before, again := x.mu.opens[r.unique]
-	delete(x.mu.opens, r.unique)
+	var before uint64
+	again := false
+	if was, ok := x.mu.handles[h.fh]; ok && was.late {
+		h.unique = was.unique
+	} else {
+		h.unique = r.unique
+		before, again = x.mu.opens[r.unique]
+		delete(x.mu.opens, r.unique)
+	}
 	x.mu.handles[h.fh] = h
 	err := x.journal.Append(h.record())
 	x.mu.Unlock()
@@ -361,7 +378,7 @@ func (x *heldFiles) readLocked(b []byte) error {
 	}
 	switch {
 	case len(f) == 7 && f[0] == heldOpened:
-		x.mu.handles[f[1]] = heldHandle{fh: f[1], ino: dsm.Ino(f[2]), flags: uint32(f[3]), tid: uint32(f[4]), dir: f[5] != 0, unique: f[6]}
+		x.mu.handles[f[1]] = heldHandle{fh: f[1], ino: dsm.Ino(f[2]), flags: uint32(f[3]), tid: uint32(f[4]), dir: f[5] == heldDir, late: f[5] == heldLate, unique: f[6]}
 	case len(f) == 2 && f[0] == heldClosed:
 		delete(x.mu.handles, f[1])
 		maps.DeleteFunc(x.mu.locks, func(_ heldLock, l heldLocks) bool { return l.fh == f[1] })
@@ -549,6 +566,11 @@ func (x *heldFiles) open(ctx context.Context, h heldHandle) error {
 			x.b.handles.put(h.fh, newDirHandle())
 		}
 		return err
+	}
+	if h.late {
+		x.b.handles.put(h.fh, &lateHandle{ino: h.ino, flags: h.flags, tid: h.tid})
+		x.b.late.Store(true)
+		return nil
 	}
 	a, _, err := x.b.opens.open(ctx, h.ino, wanted(h.flags)&dsm.MayWrite != 0, nil)
 	if err != nil {

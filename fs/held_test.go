@@ -239,3 +239,60 @@ func TestAttachmentsAreKept(t *testing.T) {
 		t.Errorf("an attachment that no other daemon takes over has number %d", n)
 	}
 }
+
+// TestLateHandlesAreHeld: who has opened a file of which bytes are lost has it open when another daemon has followed, and can truncate it. Each handle is closed once, whichever request has opened it.
+func TestLateHandlesAreHeld(t *testing.T) {
+	mem, names, i := newHeldFile(t)
+	areas := newFakeAreas(names)
+	if _, err := names.SetAttr(t.Context(), i.Ino, dsm.SetAttr{Size: new(int64(5))}); err != nil {
+		t.Fatal(err)
+	}
+	areas.area(dsm.AreaID(i.Ino)).lost.Store(true)
+	daemon := func(number uint64) *bridge {
+		b := newBridge(Config{Names: names, Areas: areas, FaultTimeout: time.Minute, Log: slog.New(slog.DiscardHandler)})
+		t.Cleanup(b.background.close)
+		t.Cleanup(b.releases.close)
+		b.held.journal, b.notify.server = mem.Files(), slowCache{func() {}}
+		if number > 1 {
+			if err := b.held.resume(number, nil, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return b
+	}
+	b := daemon(1)
+	var fhs []uint64
+	for n := range uint64(3) {
+		var out fuse.OpenOut
+		if st := b.Open(nil, &fuse.OpenIn{InHeader: fuse.InHeader{NodeId: uint64(i.Ino), Unique: 2 * (n + 1)}, Flags: uint32(os.O_RDWR)}, &out); !st.Ok() {
+			t.Fatal(st)
+		}
+		fhs = append(fhs, out.Fh)
+	}
+	b.Release(nil, &fuse.ReleaseIn{Fh: fhs[2]})
+	for n := range uint64(2) { // the second daemon is killed when it has opened one of them, and the SETATTR comes again
+		b = daemon(n + 2)
+		if got := len(b.handles.mu.open); got != 2 {
+			t.Fatalf("daemon %d has %d handles, want 2", n+2, got)
+		}
+		_, is := b.handles.get(fhs[0]).(*lateHandle)
+		if want := n == 0; is != want {
+			t.Fatalf("daemon %d: the first handle is late: %t", n+2, is)
+		}
+		areas.area(dsm.AreaID(i.Ino)).lost.Store(false)
+		r := &request{unique: 100, deadline: time.Now().Add(time.Minute)}
+		for fh, h := range b.handles.late(i.Ino) {
+			if n == 0 && fh == fhs[1] {
+				continue
+			}
+			if err := b.enterOneLate(t.Context(), r, fh, h); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, fh := range fhs[:2] {
+		if _, ok := b.handles.get(fh).(*fileHandle); !ok {
+			t.Errorf("handle %d is that of no open file", fh)
+		}
+	}
+}

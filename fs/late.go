@@ -47,6 +47,10 @@ func (b *bridge) openLate(r *request, ino dsm.Ino, flags uint32, out *fuse.OpenO
 	b.retries.drop(r.tid)
 	out.Fh = b.handles.add(&lateHandle{ino: ino, flags: flags, tid: r.tid})
 	b.late.Store(true)
+	if err := b.held.opened(r, heldHandle{fh: out.Fh, ino: ino, flags: flags, tid: r.tid, late: true}); err != nil {
+		b.Release(nil, &fuse.ReleaseIn{Fh: out.Fh})
+		return status(err)
+	}
 	return fuse.OK
 }
 
