@@ -67,6 +67,11 @@ func (n *Node) Owner(id dsm.AreaID) dsm.NodeID {
 	return 0
 }
 
+// ownerlessLocked reports whether a node can become the owner by itself: there is none, or it has died, and what it had was truncated. The catalog decides.
+func (a *Area) ownerlessLocked() bool {
+	return a.versionedLocked() && (a.mu.own == 0 || a.mu.ino.Size == 0 && a.mu.view.IsGone(a.rowLocked(0).Primary))
+}
+
 // own makes this node the owner of a versioned area if it has none. When it returns nil, this node has all of the area. errs.Access if programs
 // of this node may not store to the area, since another node owns it, errs.Busy while it is being given away. Of an area that is not versioned
 // it returns nil.
@@ -79,7 +84,10 @@ func (a *Area) own(ctx context.Context) error {
 		var epoch dsm.Epoch
 		unowned := false
 		a.step(func() {
-			unowned, refused, epoch = a.versionedLocked() && a.mu.own == 0, a.refusalLocked(), a.mu.view.Epoch
+			if unowned = a.ownerlessLocked(); !unowned {
+				refused = a.refusalLocked()
+			}
+			epoch = a.mu.view.Epoch
 		})
 		switch {
 		case unowned:
@@ -315,8 +323,8 @@ func (a *Area) transfer(ctx context.Context, to dsm.NodeID) error {
 // askToTakeLocked asks the owner; if there is none, the catalog is asked by own.
 func (a *Area) askToTakeLocked(t *taking) (round uint64) {
 	o, r := &a.mu.owning, &a.mu.replica
-	if a.mu.own == 0 {
-		t.over, t.err = true, errs.E(errs.Unavailable, "transfer", "area %d has no owner yet: a node becomes it when one of its programs opens the area for writing, or when the node itself asks for it", a.id)
+	if a.ownerlessLocked() {
+		t.over, t.err = true, errs.E(errs.Unavailable, "transfer", "area %d has no owner: a node becomes it when one of its programs opens the area for writing, or when the node itself asks for it", a.id)
 		return 0
 	}
 	if o.takes == nil {

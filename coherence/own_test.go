@@ -171,6 +171,49 @@ func TestOwnerDies(t *testing.T) {
 	})
 }
 
+// TestTruncatedOfADeadOwner: what a dead owner had can be truncated, and then any node can own the file, by an open or a transfer.
+func TestTruncatedOfADeadOwner(t *testing.T) {
+	ways := map[string]func(c ownCase, n *simNode) error{
+		"open": ownCase.opens,
+		"transfer": func(c ownCase, n *simNode) error {
+			if err := c.does(n, n.take); err != nil {
+				return err
+			}
+			return c.opens(n)
+		},
+	}
+	for name, way := range ways {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newOwnCase(t, 3, dsm.Spec{})
+				a, b, reader := c.nodes[0], c.nodes[1], c.nodes[2]
+				if err := c.opens(a); err != nil {
+					t.Fatal(err)
+				}
+				c.publishes(a, 0, 1)
+				c.kill(a)
+				c.bury(a)
+				c.calm()
+				c.resized(0)
+				c.calm()
+				if err := c.does(reader, func(ctx context.Context) error { return reader.node.Transfer(ctx, simArea, b.id) }); !errs.Is(err, errs.Unavailable) {
+					t.Errorf("given to another: %v", err)
+				}
+				if err := way(c, b); err != nil || b.node.Owner(simArea) != b.id {
+					t.Fatalf("%v, the owner is %v", err, b.node.Owner(simArea))
+				}
+				c.resized(dsm.PageSize)
+				c.calm()
+				c.publishes(b, 0, 2)
+				c.calm()
+				if v := reader.area.Versions(); len(v) == 0 || v[len(v)-1].Writer != b.id || reader.byteOf(v[len(v)-1].Version, 0) != "2" {
+					t.Errorf("a reader has the versions %+v", v)
+				}
+			})
+		})
+	}
+}
+
 // TestReadersSeeWhatIsPublished: what a program stores on the owner's node is not seen by one that has attached to read, before it is published.
 func TestReadersSeeWhatIsPublished(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
