@@ -1,6 +1,7 @@
 package catalog
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -52,4 +53,27 @@ func TestLinks(t *testing.T) {
 	gone := m.must(nodeA, createOp{Dir: root, Temp: true, Kind: dsm.KindFile, Claim: true})
 	m.must(nodeA, unclaimOp{[]dsm.Ino{gone.Ino}})
 	m.fails(errs.NotExist, claimOp{Ino: gone.Ino})
+}
+
+// TestLinksTakeMemory: a further name of a file is counted, until it is removed, whatever becomes of the others.
+func TestLinksTakeMemory(t *testing.T) {
+	const names = 16
+	m := newSized(t, dsm.FileCost+names*linkCost)
+	f := m.file("f")
+	for i := range names {
+		m.must(nodeA, linkOp{f.Ino, dsm.RootIno, fmt.Sprint(i)})
+	}
+	m.fails(errs.NoSpace, linkOp{f.Ino, dsm.RootIno, "more"})
+	m.must(nodeA, unlinkOp{dsm.RootIno, "f"})
+	m.must(nodeA, renameOp{Dir: dsm.RootIno, Name: "0", NewDir: dsm.RootIno, NewName: "g"})
+	m.must(nodeA, linkOp{f.Ino, dsm.RootIno, "more"})
+	m.fails(errs.NoSpace, linkOp{f.Ino, dsm.RootIno, "0"})
+	m.must(nodeA, unlinkOp{dsm.RootIno, "g"})
+	m.must(nodeA, unlinkOp{dsm.RootIno, "more"})
+	for i := range names - 1 {
+		m.must(nodeA, unlinkOp{dsm.RootIno, fmt.Sprint(i + 1)})
+	}
+	if m.reserved != (reservation{}) {
+		t.Errorf("nothing is left, and %+v is reserved", m.reserved)
+	}
 }

@@ -172,7 +172,12 @@ func (m *model) do(n dsm.NodeID, o op) errs.Kind {
 		case m.removed[o.Ino] && !m.temp[o.Ino]:
 			return errs.NotExist
 		}
+		before := m.reserved()
 		m.names[p] = o.Ino
+		if m.reserved() != before && !m.fits() {
+			delete(m.names, p)
+			return errs.NoSpace
+		}
 		delete(m.removed, o.Ino)
 		delete(m.temp, o.Ino)
 	case unlinkOp:
@@ -308,6 +313,9 @@ func (m *model) reserved() (r reservation) {
 			r.kept += inodeCost + int64(len("t"))
 		default:
 			r.kept += inodeCost
+		}
+		if n := m.count(ino); kind != dsm.KindDir && m.exists(ino) && n > 1 {
+			r.kept += int64(n-1) * linkCost
 		}
 	}
 	return r

@@ -141,6 +141,12 @@ func (o linkOp) apply(s *state, st step) (dsm.Inode, error) {
 	case in.Nlink >= maxLinks:
 		return dsm.Inode{}, fail(errs.TooManyLinks, "%d names of inode %d", in.Nlink, o.Ino)
 	}
+	was, more := in.keeps(), *in
+	more.Nlink++
+	if err := s.checkRoomFor(was, more.keeps(), "another name"); err != nil {
+		return dsm.Inode{}, err
+	}
+	s.reserve(was, more.keeps())
 	in.Nlink++
 	in.temp = false
 	in.changed(st)
@@ -195,7 +201,9 @@ func (s *state) unname(st step, d *inode, name string, in *inode) {
 		in.Nlink = 1 // only its own dot is left
 	}
 	d.modified(st)
+	was := in.keeps()
 	in.Nlink--
+	s.reserve(was, in.keeps())
 	in.changed(st)
 	s.drop(in)
 }

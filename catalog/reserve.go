@@ -53,9 +53,10 @@ func (b bytesPerClass) less(o bytesPerClass) bool {
 const fullCopies = 2
 
 const (
-	// inodeCost is what a member keeps of a directory or a symbolic link, and attrCost of an extended attribute besides its name and value. Of a
-	// file it is dsm.FileCost.
+	// inodeCost is what a member keeps of a directory or a symbolic link, linkCost of a further name of a file, and attrCost of an extended attribute besides its name and
+	// value. Of a file it is dsm.FileCost.
 	inodeCost = 1 << 10
+	linkCost  = 1 << 10
 	attrCost  = 128
 )
 
@@ -87,6 +88,9 @@ func (in *inode) keeps() (r reservation) {
 		r.kept = inodeCost + in.Size
 	case in.Ino != dsm.RootIno: // which is there before anything can be refused
 		r.kept = inodeCost
+	}
+	if in.Kind != dsm.KindDir && in.Nlink > 1 {
+		r.kept += int64(in.Nlink-1) * linkCost
 	}
 	for name, value := range in.xattrs {
 		r.kept += attrBytes(name, value)
