@@ -163,7 +163,7 @@ func (h *keeper) start(before string, parent *reporter) error {
 	}()
 	go func() {
 		defer close(dead)
-		h.awaitDeath(cmd.Process.Pid, wait, ended)
+		h.awaitDeath(cmd.Process.Pid, func() thread { return mostOf(cmd.Process.Pid) }, wait, ended)
 	}()
 	return nil
 }
@@ -211,18 +211,17 @@ const sayAfter = 5 * time.Second
 const stuckLooks = 20
 
 // awaitDeath returns when a child has ended, and ended is closed then, or when it is dead and cannot end: see hold.Memory.Live.
-func (h *keeper) awaitDeath(pid int, wait func(), ended <-chan struct{}) {
+// look returns what the thread of it does that does most.
+func (h *keeper) awaitDeath(pid int, look func() thread, wait func(), ended <-chan struct{}) {
 	wait()
 	tick, late := time.NewTicker(time.Millisecond), time.After(sayAfter)
 	defer tick.Stop()
 	for stuck := 0; stuck < stuckLooks; { // the other threads end now, too
-		switch mostOf(pid) {
-		case runs:
-			stuck = 0
+		switch look() {
 		case waits:
 			stuck++
-		case over: // nothing keeps it from ending, however long that takes
-			<-ended
+		case runs, over: // all threads seem to have ended; but the kernel's list of them can be short while they end, and the rest be stuck
+			stuck = 0
 		}
 		select {
 		case <-ended:
