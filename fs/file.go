@@ -40,7 +40,10 @@ func (b *bridge) open(r *request, ino dsm.Ino, flags uint32, claimed *dsm.Inode,
 	}
 	b.retries.drop(r.tid)
 	direct := a.direct.on.Load()
-	if st := b.enterHandle(r, a, ino, flags, r.tid, out, func(h *fileHandle) uint64 { return b.handles.add(h) }); !st.Ok() {
+	if st := b.enterHandle(r, a, ino, flags, r.tid, out, func(f *fileHandle, h heldHandle) (uint64, error) {
+		h.fh = b.handles.add(f)
+		return h.fh, b.held.opened(r, h)
+	}); !st.Ok() {
 		return st
 	}
 	switch {
@@ -53,8 +56,8 @@ func (b *bridge) open(r *request, ino dsm.Ino, flags uint32, claimed *dsm.Inode,
 	return fuse.OK
 }
 
-// enterHandle makes the handle of an area that a thread has opened, and that enter gives its number. If it fails the area is not open.
-func (b *bridge) enterHandle(r *request, a *openArea, ino dsm.Ino, flags, tid uint32, out *fuse.OpenOut, enter func(*fileHandle) uint64) fuse.Status {
+// enterHandle makes the handle of an area that a thread has opened. enter gives the handle its number, and records it. If enterHandle fails the area is not open.
+func (b *bridge) enterHandle(r *request, a *openArea, ino dsm.Ino, flags, tid uint32, out *fuse.OpenOut, enter func(*fileHandle, heldHandle) (fh uint64, err error)) fuse.Status {
 	write := wanted(flags)&dsm.MayWrite != 0
 	b.awaitForfeited(r, a)
 	leave, err := b.walIndexes.enter(r, tid, write, a)
@@ -64,11 +67,10 @@ func (b *bridge) enterHandle(r *request, a *openArea, ino dsm.Ino, flags, tid ui
 	}
 	h := b.newHandle(a, tid, flags, out)
 	h.leave = leave
-	out.Fh = enter(h)
 	if h.write {
 		tid = uint32(h.program) // the process goes on when its thread has ended
 	}
-	if err := b.held.opened(r, heldHandle{fh: out.Fh, ino: ino, flags: flags, tid: tid}); err != nil {
+	if out.Fh, err = enter(h, heldHandle{ino: ino, flags: flags, tid: tid}); err != nil {
 		b.Release(nil, &fuse.ReleaseIn{Fh: out.Fh})
 		return status(err)
 	}
@@ -375,7 +377,9 @@ func (b *bridge) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 	case *versionHandle:
 		b.versions.release(h)
 	case *lateHandle:
-		b.held.closed(in.Fh)
+		if b.handles.replace(in.Fh, h, nil) { // else a SETATTR has just made it that of an open file
+			b.held.closed(in.Fh)
+		}
 	}
 	h, ok := b.handles.get(in.Fh).(*fileHandle)
 	if !ok {

@@ -150,21 +150,15 @@ func (x *heldFiles) unindexed(ino dsm.Ino) {
 	}
 }
 
-// opened records a handle. If the request came to an earlier daemon, the handle that it had made is closed. A lateHandle that becomes that of an open file stays the one that its OPEN made, whoever truncates the file.
+// opened records a handle. If the request came to an earlier daemon, the handle that it had made is closed.
 func (x *heldFiles) opened(r *request, h heldHandle) error {
 	if x.journal == nil {
 		return nil
 	}
+	h.unique = r.unique
 	x.mu.Lock()
-	var before uint64
-	again := false
-	if was, ok := x.mu.handles[h.fh]; ok && was.late {
-		h.unique = was.unique
-	} else {
-		h.unique = r.unique
-		before, again = x.mu.opens[r.unique]
-		delete(x.mu.opens, r.unique)
-	}
+	before, again := x.mu.opens[r.unique]
+	delete(x.mu.opens, r.unique)
 	x.mu.handles[h.fh] = h
 	err := x.journal.Append(h.record())
 	x.mu.Unlock()
@@ -174,6 +168,22 @@ func (x *heldFiles) opened(r *request, h heldHandle) error {
 		x.b.Release(nil, &fuse.ReleaseIn{Fh: before})
 	}
 	return err
+}
+
+// entered records that a lateHandle becomes that of an open file. It stays the one that its OPEN made, whoever truncates the file. If it was closed meanwhile, there is nothing to record.
+func (x *heldFiles) entered(h heldHandle) error {
+	if x.journal == nil {
+		return nil
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	was, ok := x.mu.handles[h.fh]
+	if !ok || !was.late {
+		return nil
+	}
+	h.unique = was.unique
+	x.mu.handles[h.fh] = h
+	return x.journal.Append(h.record())
 }
 
 // closed ends a handle, with the locks that were taken through it.

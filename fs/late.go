@@ -14,7 +14,7 @@ import (
 
 // A file of which bytes are lost with their home can be opened for writing all the same. The kernel sends an open with O_TRUNC in two requests, an OPEN and then a SETATTR, and neither says
 // that the other one belongs to it; a program that calls ftruncate(2) needs an open file as well. So such a handle is a lateHandle, of which the data plane knows nothing. The SETATTR that
-// truncates the file opens it there, before it is answered. What else is done by such a handle fails as the open would have. A WRITE could not open the file: that waits for notices, and these wait for the page that is
+// truncates the file opens it there, before it is answered. Reads and writes by such a handle fail as the open would have. A WRITE could not open the file: that waits for notices, and these wait for the page that is
 // being written.
 //
 // The kernel has no page of the file then: it drops all at the answer to the OPEN, and reads none.
@@ -90,11 +90,13 @@ func (b *bridge) enterOneLate(ctx context.Context, r *request, fh uint64, h *lat
 	}
 	a.kernelSize.Store(0)
 	var out fuse.OpenOut
-	st := b.enterHandle(r, a, h.ino, h.flags, h.tid, &out, func(f *fileHandle) uint64 {
+	st := b.enterHandle(r, a, h.ino, h.flags, h.tid, &out, func(f *fileHandle, held heldHandle) (uint64, error) {
+		held.fh = fh
+		err := b.held.entered(held) // first: who stores by it from then on has it open when another daemon follows
 		if b.handles.replace(fh, h, f) {
-			return fh
+			return fh, err
 		}
-		return b.handles.add(f) // it was closed, or opened by another SETATTR
+		return b.handles.add(f), nil // it was closed, or opened by another SETATTR
 	})
 	switch {
 	case !st.Ok():

@@ -1,10 +1,17 @@
 package fs
 
 import (
+	"log/slog"
+	"os"
+	"sync"
 	"syscall"
 	"testing"
+	"time"
 
+	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
 // TestOpenToTruncate: a file of which bytes are lost can be opened with O_TRUNC, and for ftruncate, and then has what is written. Until it is truncated nothing is read or written by such a descriptor.
@@ -51,4 +58,41 @@ func TestOpenToTruncate(t *testing.T) {
 	c.must(clientCall{Op: "truncate", Path: f.path("w")})
 	has("")
 	eventually(t, "closed", func() bool { return a.state().opens == 0 })
+}
+
+// TestLateHandleIsClosed: a program closes its descriptor while another one truncates the file. Then it has it open no more, and the next daemon does not open it again.
+func TestLateHandleIsClosed(t *testing.T) {
+	mem, names, i := newHeldFile(t)
+	areas := newFakeAreas(names)
+	a := areas.area(dsm.AreaID(i.Ino))
+	b := newBridge(Config{Names: names, Areas: areas, FaultTimeout: time.Minute, Log: slog.New(slog.DiscardHandler)})
+	t.Cleanup(b.background.close)
+	t.Cleanup(b.releases.close)
+	b.held.journal, b.notify.server = mem.Files(), slowCache{func() {}}
+	for n := range uint64(2000) {
+		a.lost.Store(true)
+		if _, err := names.SetAttr(t.Context(), i.Ino, dsm.SetAttr{Size: new(int64(5))}); err != nil {
+			t.Fatal(err)
+		}
+		var out fuse.OpenOut
+		if st := b.Open(nil, &fuse.OpenIn{InHeader: fuse.InHeader{NodeId: uint64(i.Ino), Unique: 2 * (n + 1)}, Flags: uint32(os.O_RDWR)}, &out); !st.Ok() {
+			t.Fatal(st)
+		}
+		a.lost.Store(false)
+		var both sync.WaitGroup
+		both.Go(func() {
+			b.enterLate(&request{unique: 1, deadline: time.Now().Add(time.Minute)}, i.Ino)
+		})
+		both.Go(func() { b.Release(nil, &fuse.ReleaseIn{Fh: out.Fh}) })
+		both.Wait()
+	}
+	eventually(t, "closed", func() bool { return a.state().opens == 0 })
+	eventually(t, "recorded as closed", func() bool {
+		b.held.mu.Lock()
+		defer b.held.mu.Unlock()
+		return len(b.held.mu.handles) == 0
+	})
+	if left := b.handles.mu.open; len(left) > 0 {
+		t.Errorf("%d handles are left", len(left))
+	}
 }
