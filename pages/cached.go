@@ -151,7 +151,7 @@ type Cached struct {
 
 	windows map[dsm.ExtentIndex]*window // what happened since the last write(2): see cached_unsure.go
 	resumed int64                       // not 0 if the ledger was taken over from an earlier daemon: all pages before it may be given
-	sparse  bool                        // likewise, but of an area on demand, and only those that givenBefore says
+	before  *kernelHad                  // likewise, but of an area on demand, and only those that this says; or nil
 	again   bool                        // likewise, and no write(2) was taken since
 	shaken  bool                        // since the last write(2) the page cache may have dropped pages without a notice
 

@@ -28,19 +28,19 @@ type demand struct {
 	none   error // why there is no filler
 	// bases has the pages that are here and whose base is kept: see Area.NeedsBase.
 	bases  map[dsm.ExtentIndex]dsm.PageSet
-	before kernelHad
+	before *kernelHad // nil: nothing was taken over
 }
 
 // kernelHad is what the page cache may have of an area on demand that was TakeBoth.
 type kernelHad struct {
-	pages    map[dsm.ExtentIndex]dsm.PageSet // nil: nothing was taken over
-	from, to int64                           // it may have all of that, as it was read: what lay past the end of then, or is not certain
+	pages    map[dsm.ExtentIndex]dsm.PageSet
+	from, to int64 // it may have all of that, as it was read: what lay past the end of then, or is not certain
 }
 
 // takeDemand makes the area one on demand, of an earlier daemon (see TakeBoth). A page that takes memory is here, and its base is kept. The page cache may also have pages of which there is a g (given): see Cached.Expect.
 // It may have more from the byte uncertain on: of a page that was truncated neither says so.
 func (a *Area) takeDemand(given []tagged, uncertain, kernelHas int64) {
-	a.demand = &demand{none: missing(), before: kernelHad{make(map[dsm.ExtentIndex]dsm.PageSet), min(a.size, uncertain), kernelHas}}
+	a.demand = &demand{none: missing(), before: &kernelHad{make(map[dsm.ExtentIndex]dsm.PageSet), min(a.size, uncertain), kernelHas}}
 	a.working.holes = true
 	had := a.demand.before.pages
 	for e, set := range a.working.taken.from(0) {

@@ -399,7 +399,8 @@ func ResumeCached(a *Area, writers bool, from int64) *Cached {
 	if !writers {
 		from = 0
 	}
-	if c.sparse = writers && a.demand != nil && a.demand.before.pages != nil; c.sparse {
+	if writers && a.demand != nil && a.demand.before != nil {
+		c.before = a.demand.before
 		c.findSparse()
 	}
 	for _, x := range a.left[frameGiven] {

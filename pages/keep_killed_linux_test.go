@@ -458,6 +458,35 @@ func TestPageCacheOnDemand(t *testing.T) {
 	}
 }
 
+// TestOnDemandNoMore: an area on demand of an earlier daemon is truncated, and is not on demand any more. The ledger goes on.
+func TestOnDemandNoMore(t *testing.T) {
+	const size, grown = 4 * dsm.PageSize, 3 * dsm.ExtentSize
+	m, a := heldOnDemand(t, size)
+	if _, _, err := a.Install(mustKernel(t, dsm.MergeLast, dsm.DTypeAuto, 0), 3, fill(1), true); err != nil {
+		t.Fatal(err)
+	}
+	a = onDemandAgain(t, m, size, size, nil)
+	c := ResumeCached(a, true, math.MaxInt64)
+	c.BeforeShrink(0)
+	if err := a.Resize(0); err != nil {
+		t.Fatal(err)
+	}
+	c.Truncate(0)
+	if err := a.SetDemand(false); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Resize(grown); err != nil {
+		t.Fatal(err)
+	}
+	c.Truncate(grown)
+	if c.Read(2*dsm.ExtentSize, make([]byte, dsm.PageSize)); !c.Given(2*dsm.ExtentSize, 1) || c.Given(dsm.ExtentSize, 1) {
+		t.Error("the page cache has others than the page that was read")
+	}
+	for n, ok := c.NextNotice(); ok; n, ok = c.NextNotice() {
+		c.Done(n)
+	}
+}
+
 // TestTruncatedOnDemand: of a page that was truncated, and of which it was not known what the page cache had, the next daemon finds neither memory nor bytes. The page cache may have it.
 func TestTruncatedOnDemand(t *testing.T) {
 	k := mustKernel(t, dsm.MergeLast, dsm.DTypeAuto, 0)

@@ -278,18 +278,18 @@ func (c *Cached) givenBefore(e dsm.ExtentIndex) dsm.PageSet {
 		n := wholePages(end)/dsm.PageSize - int64(e)*dsm.ExtentPages
 		return dsm.Range(0, int(min(max(n, 0), dsm.ExtentPages)))
 	}
-	switch d := c.area.demand; {
+	switch {
 	case c.resumed == 0:
 		return dsm.PageSet{}
-	case c.sparse:
-		return upTo(d.before.to).Minus(upTo(d.before.from)).Or(d.before.pages[e])
+	case c.before != nil: // the area may be on demand no more
+		return upTo(c.before.to).Minus(upTo(c.before.from)).Or(c.before.pages[e])
 	}
 	return upTo(c.resumed)
 }
 
 // findSparse makes the ledgers of all extents of an area on demand of which the page cache may have something since an earlier daemon. What is not here leaves.
 func (c *Cached) findSparse() {
-	had := &c.area.demand.before
+	had := c.before
 	list := slices.Collect(maps.Keys(had.pages))
 	for e := dsm.ExtentOf(had.from); int(e) < dsm.Extents(had.to); e++ {
 		if _, ok := had.pages[e]; !ok {
