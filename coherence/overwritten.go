@@ -14,7 +14,8 @@ import (
 //
 // What is stored to mappings comes as a whole page, so it is not known where a program has stored what was there.
 //
-// Nothing is noted where the base has the home's bytes of now, nor for zeroes in a page of zeroes: holes stay holes. The next daemon does not know of the notes. What it has not published of such bytes when one was killed counts if others have not published there.
+// Nothing is noted where the base has the home's bytes of now, nor for zeroes in a page of zeroes: holes stay holes. The next daemon does not know of the notes: of what was not published
+// when one was killed, it publishes the bytes that differ from the base.
 
 // writtenBytes are the bytes of a page that were written.
 type writtenBytes [dsm.PageSize / 64]uint64
@@ -106,6 +107,33 @@ func (a *Area) noteWrittenPageLocked(p dsm.PageIndex, lo, hi int) {
 	l.written[p] = w
 }
 
+// storedAgainLocked makes the pages of a publication dirty that is taken back. By the rule `last` it notes all bytes of it as written: else the next publication would leave out those that
+// the base has, too.
+func (a *Area) storedAgainLocked(x *replicaExtent, pub *publication) {
+	a.dirtyLocked(x.index, x, pub.sent.And(x.have).And(a.withinLocked(x.index))) // pages on demand that were truncated are not here
+	if !pub.kernel.Last() || a.mu.ino.Spec.Merge != dsm.MergeLast || a.versionedLocked() {
+		return
+	}
+	for i := range pub.pages.And(x.have).And(a.withinLocked(x.index)).All() {
+		var one, other [dsm.PageSize]byte // where the publication has something both become that
+		for at := range other {
+			other[at] = 1
+		}
+		pub.overlay(one[:], i)
+		pub.overlay(other[:], i)
+		for lo := 0; lo < dsm.PageSize; lo++ {
+			hi := lo
+			for hi < dsm.PageSize && one[hi] == other[hi] {
+				hi++
+			}
+			if lo < hi {
+				a.noteWrittenPageLocked(page(x.index, i), lo, hi)
+				lo = hi
+			}
+		}
+	}
+}
+
 // writtenTo returns what was written to page p; nil: nothing.
 func (r *replica) writtenTo(p dsm.PageIndex) *writtenBytes {
 	if r.leaving == nil {
@@ -114,7 +142,8 @@ func (r *replica) writtenTo(p dsm.PageIndex) *writtenBytes {
 	return r.leaving.written[p]
 }
 
-// storedBaseLocked returns the bytes with which those of page p are compared: base, but if the rule is still `last` such that what was written differs. Then it is buf. Calls for different pages may run concurrently.
+// storedBaseLocked returns what page p is compared with to find what this node has stored there: base, or, if some of the page was written and the rule is still `last`, a copy of base
+// in buf that differs from the page wherever it was written. Calls for different pages may run concurrently.
 func (a *Area) storedBaseLocked(k merge.Kernel, p dsm.PageIndex, base []byte, buf *[dsm.PageSize]byte) []byte {
 	w := a.mu.replica.writtenTo(p)
 	if w == nil || !k.Last() {

@@ -88,6 +88,37 @@ func TestWrittenTheSame(t *testing.T) {
 	}
 }
 
+// TestWrittenAndRefused: updates enter memory in sync calls only, and a home refuses a publish because another node has made the file shorter. What was written counts all the same where
+// this node had the same bytes.
+func TestWrittenAndRefused(t *testing.T) {
+	s := newHomed(t, 3, dsm.Inode{Size: 2 * dsm.PageSize, Spec: dsm.Spec{Apply: dsm.ApplySync}})
+	s.openAll()
+	s.drain()
+	write := func(n *simNode, off int64, data string) {
+		t.Helper()
+		if err := n.area.WriteAt(t.Context(), []byte(data), off); err != nil {
+			t.Fatal(err)
+		}
+		publish(n)
+	}
+	for _, n := range s.nodes {
+		write(n, 8, "same")
+		s.drain()
+	}
+	home, b := s.nodes[0], s.nodes[2]
+	write(s.nodes[1], 8, "1111")
+	s.drain()
+	write(b, 9, "am")
+	s.resized(dsm.PageSize)
+	s.drain()
+	if got := home.area.mu.mem.Home(0)[8:12]; string(got) != "1am1" {
+		t.Errorf("the home has %q", got)
+	}
+	if w := b.area.mu.replica.leaves().written; len(w) > 0 {
+		t.Errorf("it is noted what was written to %d pages", len(w))
+	}
+}
+
 // TestWrittenAndCut: what was written past where another node cuts the file does not come back when it has grown.
 func TestWrittenAndCut(t *testing.T) {
 	for _, size := range []int64{0, 4, dsm.PageSize, dsm.PageSize + 50} {

@@ -569,7 +569,7 @@ func (a *Area) takeBackLocked(e dsm.ExtentIndex, x *replicaExtent, pub *publicat
 		}
 	}
 	a.endUnmergedOneLocked(x, pub)
-	a.dirtyLocked(e, x, pub.sent.And(x.have).And(a.withinLocked(e))) // pages on demand that were truncated are not here
+	a.storedAgainLocked(x, pub)
 	pub.data.Release()
 	if x.wanted = x.joins || !a.versionedLocked(); x.wanted { // of a version, nothing is published alone
 		a.wantLocked(e, x)
