@@ -5,7 +5,7 @@
 # make bench   measures against yardsticks of the same machine
 # make fuzz    every fuzz target for a while; FUZZTIME=30s
 # make simulate the simulator of the data plane with new seeds: RUNS=200 of each kind
-# make seeds   10,028 of its runs, with the same seeds each time, as CI has them
+# make seeds   10,000 of its runs, with the same seeds each time, as CI has them
 # make install the program, its mount helper, manual, completions and systemd unit: PREFIX=/usr/local, DESTDIR=
 # make uninstall  removes what install has put there
 # make clean   removes what the others made here
@@ -119,7 +119,7 @@ RUNS ?= 200
 simulate:
 	@go test ./coherence -run 'TestSimulation$$' -sim.fresh -sim.runs=$(RUNS) -timeout 24h
 
-# 100 of each of the 101 kinds. A run has one processor. Daemons that a run has killed leave mappings in its process, of which the kernel allows 65530: so there are six.
+# 100 of each of the 100 kinds. A run has one processor. Daemons that a run has killed leave mappings in its process, of which the kernel allows 65530: so there are six.
 SEEDS ?= 100
 
 .PHONY: seeds
