@@ -104,7 +104,8 @@ func (a *Area) mergePageLocked(e dsm.ExtentIndex, i int, x *replicaExtent, n []b
 	mem.SetBase(p, n)
 }
 
-// mineLocked returns the bytes with which those of page i are compared to find what this node has stored, which stays: base, but for what was written. In a comparison with what others have published meanwhile that counts where it differs, and conflicts are kept.
+// mineLocked returns what page i is compared with to find what this node has stored there, which stays: see storedBaseLocked. While the extent is compared with what others have published
+// in this node's absence, what was written counts only where it differs, and conflicts are kept.
 func (a *Area) mineLocked(x *replicaExtent, i int, base, incoming []byte) []byte {
 	if a.mu.absence.has(x.index) {
 		a.mu.replica.published(x.index, dsm.Range(i, i+1))

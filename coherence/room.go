@@ -131,7 +131,8 @@ func (m *room) tryTake(n int) bool {
 // overtake takes room for n pages even if there is none.
 func (m *room) overtake(n int) { m.taken.Add(int64(n)) }
 
-// take takes room for n pages, and makes it if necessary. If must is true it takes it whether there is any or not, also when it becomes true meanwhile: whoever makes it so rings. nil: it never is.
+// take takes room for n pages, and makes it if necessary. When must, unless it is nil, returns true, take waits no longer, and takes room whether there is any or not. Whoever makes
+// it true rings.
 func (m *room) take(ctx context.Context, n int, must func() bool) error {
 	for n > 0 && !m.tryTake(n) {
 		if must != nil && must() {
@@ -146,7 +147,7 @@ func (m *room) take(ctx context.Context, n int, must func() bool) error {
 }
 
 // make evicts pages until there is room for n. If all pages must be published first it waits, until
-// ctx ends. must is that of take: when it is true make returns, whether there is room or not.
+// ctx ends, or until must, as for take, returns true.
 func (m *room) make(ctx context.Context, n int, must func() bool) error {
 	m.waiters.Add(1)
 	defer m.waiters.Add(-1)

@@ -34,11 +34,11 @@ type demand struct {
 // kernelHad is what the page cache may have of an area on demand that was TakeBoth.
 type kernelHad struct {
 	pages    map[dsm.ExtentIndex]dsm.PageSet
-	from, to int64 // it may have all of that, as it was read: what lay past the end of then, or is not certain
+	from, to int64 // it may have any page of that: it lay past the end when it was read, or is not certain
 }
 
 // takeDemand makes the area one on demand, of an earlier daemon (see TakeBoth). A page that takes memory is here, and its base is kept. The page cache may also have pages of which there is a g (given): see Cached.Expect.
-// It may have more from the byte uncertain on: of a page that was truncated neither says so.
+// It may have any page from the byte uncertain on: one that was truncated there may have neither memory nor a g.
 func (a *Area) takeDemand(given []tagged, uncertain, kernelHas int64) {
 	a.demand = &demand{none: missing(), before: &kernelHad{make(map[dsm.ExtentIndex]dsm.PageSet), min(a.size, uncertain), kernelHas}}
 	a.working.holes = true

@@ -116,7 +116,7 @@ func (d Detours) Below(n ExtentIndex) Detours {
 	return d
 }
 
-// around returns the slot of an extent that hashes to another one.
+// around returns the slot of extent e: hashed, which it hashes to, or the one in its place if the extent goes around that.
 func (d Detours) around(c Class, e ExtentIndex, hashed Slot) Slot {
 	for i := d.entries() - 1; i >= 0; i-- {
 		first, w := d.entry(i)
