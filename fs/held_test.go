@@ -280,7 +280,8 @@ func TestLateHandlesAreHeld(t *testing.T) {
 			t.Fatalf("daemon %d: the first handle is late: %t", n+2, is)
 		}
 		areas.area(dsm.AreaID(i.Ino)).lost.Store(false)
-		r := &request{unique: 100, deadline: time.Now().Add(time.Minute)}
+		r := b.begin(nil, &fuse.InHeader{NodeId: uint64(i.Ino), Unique: 100})
+		defer r.end()
 		for fh, h := range b.handles.late(i.Ino) {
 			if n == 0 && fh == fhs[1] {
 				continue

@@ -81,7 +81,9 @@ func TestLateHandleIsClosed(t *testing.T) {
 		a.lost.Store(false)
 		var both sync.WaitGroup
 		both.Go(func() {
-			b.enterLate(&request{unique: 1, deadline: time.Now().Add(time.Minute)}, i.Ino)
+			r := b.begin(nil, &fuse.InHeader{NodeId: uint64(i.Ino), Unique: 1})
+			defer r.end()
+			b.enterLate(r, i.Ino)
 		})
 		both.Go(func() { b.Release(nil, &fuse.ReleaseIn{Fh: out.Fh}) })
 		both.Wait()
