@@ -169,6 +169,9 @@ func (b *bridge) setLock(r *request, in *fuse.LkIn, wait bool) fuse.Status {
 	case err == nil && l.Type == locks.Write:
 		a.writeLocked.Store(true)
 		b.expectHarvest(a)
+	case err != nil && l.Type == locks.Unlock:
+		a.forfeited.Store(false) // if that is so, this tells
+		fallthrough
 	case err != nil && !errs.Is(err, errs.WouldBlock) && !errs.Is(err, errs.Deadlock) && !errs.Is(err, errs.Interrupted):
 		b.log.Warn("lock", "area", a.id, "err", err)
 	}

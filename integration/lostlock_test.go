@@ -11,7 +11,7 @@ import (
 )
 
 // TestStoresUnderALockThatIsLost: a program stores under a lock, its node is cut off, or its daemon is killed and no other follows for a while, and another node gets the lock. What the program had stored, and what it
-// stores until it closes the file, is not merged with what was stored under the lock later, neither element by element nor page by page: the program gets EIO, and
+// stores until it closes the file or has been told by an unlock, is not merged with what was stored under the lock later, neither element by element nor page by page: the program gets EIO, and
 // the bytes are kept as conflicts.
 func TestStoresUnderALockThatIsLost(t *testing.T) {
 	put := func(off int, text string) string { return fmt.Sprintf("os.pwrite(files['f'], b'%s', %d)", text, off) }
@@ -23,13 +23,14 @@ func TestStoresUnderALockThatIsLost(t *testing.T) {
 		put              func(off int, text string) string
 		returns          string
 		killed           bool
+		unlock           string // the program does that in place of closing the file
 	}{
-		{"fcntl, written", "n1", "posix(W, 0, 10)", put, "4", false},
-		{"fcntl, written, home cut off", "n3", "posix(W, 0, 10)", put, "4", false},
-		{"fcntl, mapped", "n1", "posix(W, 0, 10)", store, "None", false},
-		{"flock, mapped", "n2", "flock(EX)", store, "None", false},
-		{"fcntl, written, killed", "n1", "posix(W, 0, 10)", put, "4", true},
-		{"flock, mapped, home killed", "n3", "flock(EX)", store, "None", true},
+		{"fcntl, written", "n1", "posix(W, 0, 10)", put, "4", false, ""},
+		{"fcntl, written, home cut off", "n3", "posix(W, 0, 10)", put, "4", false, "posix(U, 0, 0)"},
+		{"fcntl, mapped", "n1", "posix(W, 0, 10)", store, "None", false, ""},
+		{"flock, mapped", "n2", "flock(EX)", store, "None", false, "flock(UN)"},
+		{"fcntl, written, killed", "n1", "posix(W, 0, 10)", put, "4", true, "posix(U, 0, 0)"},
+		{"flock, mapped, home killed", "n3", "flock(EX)", store, "None", true, ""},
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			var flags []string
@@ -83,9 +84,13 @@ func TestStoresUnderALockThatIsLost(t *testing.T) {
 					t.Errorf("the next daemon keeps conflicts %q, want %q", kept(all[1], "d/x"), before)
 				}
 			}
-			a.do("ok", "close()")
+			if x.unlock == "" {
+				a.do("ok", "close()")
+				a.do("ok", "op('d/x')")
+			} else {
+				a.do("EIO", x.unlock)
+			}
 			b.do("ok", "close()")
-			a.do("ok", "op('d/x')")
 			a.do("ok", x.lock)
 			b.do("ok", "op('d/x')")
 			for _, l := range []*locker{a, b} {

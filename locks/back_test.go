@@ -186,10 +186,11 @@ func TestLocksComeBackWithoutALeader(t *testing.T) {
 		if x.dropped {
 			a.refused(1, one, errs.Unavailable)
 		}
-		a.must(1, lock(a.owner(1), Unlock, 0, End))
-		if x.dropped {
+		if unlock := lock(a.owner(1), Unlock, 0, End); x.dropped {
+			a.refused(1, unlock, errs.Unavailable)
 			a.refused(1, one, errs.WouldBlock)
 		} else {
+			a.must(1, unlock)
 			b.must(1, lock(b.owner(1), Write, 0, 29))
 		}
 	}

@@ -98,7 +98,8 @@ func TestDroppedWhileAnotherWaits(t *testing.T) {
 	b.free(1, lock(b.owner(2), Write, 0, 9))
 }
 
-// TestDroppedUntilReleased: a file whose locks were dropped is one until all owners have released what they believe to have. Files that nobody had locked just then are none.
+// TestDroppedUntilReleased: a file whose locks were dropped is one until all owners have released what they believe to have, of which each is told then that it had lost it. Files that nobody had
+// locked just then are none.
 func TestDroppedUntilReleased(t *testing.T) {
 	c := newBench(t, 2)
 	a := c.members[0]
@@ -111,6 +112,8 @@ func TestDroppedUntilReleased(t *testing.T) {
 		if !a.Dropped(1) || a.Dropped(2) || a.Dropped(3) {
 			t.Errorf("before owner %d has released its locks: %v, %v, %v", owner, a.Dropped(1), a.Dropped(2), a.Dropped(3))
 		}
+		a.refused(1, lock(a.owner(owner), Unlock, 0, 9), errs.Unavailable) // it may have other locks
+		a.refused(1, lock(a.owner(owner), Unlock, 0, End), errs.Unavailable)
 		a.must(1, lock(a.owner(owner), Unlock, 0, End))
 	}
 	if a.Dropped(1) {

@@ -441,8 +441,8 @@ func TestDeadNode(t *testing.T) {
 	c.mu.Unlock()
 	c.until(func() bool { return a.applied == len(c.log) })
 	a.refused(1, lock(a.owner(1), Read, 20, 20), errs.Unavailable) // its owners believe to have locks
-	a.must(1, lock(a.owner(1), Unlock, 0, End))
-	a.must(1, lock(a.owner(2), Unlock, 0, End))
+	a.refused(1, lock(a.owner(1), Unlock, 0, End), errs.Unavailable)
+	a.must(1, lock(a.owner(2), Unlock, 0, End)) // it was refused the only lock that it asked for
 	a.must(1, lock(a.owner(2), Read, 20, 20))
 	a.refused(1, lock(a.owner(2), Read, 5, 5), errs.WouldBlock)
 	if n := a.warned.Load(); n != 1 {

@@ -79,11 +79,14 @@ func (n *Node) Test(ctx context.Context, ino dsm.Ino, l Lock) (in Lock, blocked 
 	return in, a.Verdict == Refused, err
 }
 
-// Release releases all locks of an owner that is gone. The caller must have published what was stored under
+// Release releases all locks of an owner that is gone, also those that the cluster has dropped. The caller must have published what was stored under
 // them. If it fails that is done later, again and again.
 func (n *Node) Release(ctx context.Context, ino dsm.Ino, o Owner) error {
 	l := Lock{Owner: o, Last: End}
 	err := n.Set(ctx, ino, l, false, nil)
+	if errors.Is(err, errDropped) {
+		return nil
+	}
 	if err != nil {
 		n.mu.Lock()
 		defer n.mu.Unlock()
@@ -187,15 +190,19 @@ func (n *Node) ask(ctx context.Context, ino dsm.Ino, r Request, undo bool, askin
 }
 
 // refuseLocked answers a request for a file whose locks were dropped: everything fails until all
-// owners have released what they believe to have.
+// owners have released what they believe to have. The release fails, too: what was stored under the lock may be given up, and others may have had the lock meanwhile.
 func (n *Node) refuseLocked(f *file, ino dsm.Ino, r Request) (Answer, error) {
 	if r.Lock.Type != Unlock {
 		return Answer{}, errDropped
 	}
+	believed := f.owners[r.Lock.Owner]
 	if r.Lock.First == 0 && r.Lock.Last == End {
 		delete(f.owners, r.Lock.Owner)
 		n.markLocked(ino, f, f.believes())
 		n.tidyLocked(ino)
+	}
+	if believed {
+		return Answer{}, errDropped
 	}
 	return r.answer(Granted), nil
 }
