@@ -19,6 +19,7 @@ const (
 	length = 30 * time.Second // of a schedule
 	some   = 4                // workloads of a round
 	memory = "96M"            // of a node: what any four workloads take
+	few    = 20               // operations of a workload that must be done, for the round to say something of it
 )
 
 // plan is all that is drawn for a round.
@@ -158,7 +159,7 @@ func round(t *testing.T, p plan, total *tally) {
 	total.recovered(n.events, slowest, n.peak)
 }
 
-// alive waits until each workload works on each node, and returns how long the last one took.
+// alive waits until each workload works on each node, and returns how long the last one took. Then it waits until each has done a few operations: there may have been a fault all the time.
 func alive(t *testing.T, p plan, crew *crew, healed int64) (slowest time.Duration) {
 	works := func(w *worker) bool {
 		for _, o := range w.history() {
@@ -182,7 +183,27 @@ func alive(t *testing.T, p plan, crew *crew, healed int64) (slowest time.Duratio
 			}
 		}
 	}
+	for _, w := range p.chosen {
+		if done := 0; p.promised(w) == whole && !harness.Eventually(bound, func() bool {
+			done = outcomes(crew.histories()[w.name])[ok]
+			return done >= few
+		}) {
+			t.Errorf("%s: %d operations were done: that says nothing", w.name, done)
+		}
+	}
 	return slowest
+}
+
+// outcomes is how many operations had each result.
+func outcomes(ops []operation) map[string]int {
+	results := map[string]int{}
+	for _, o := range ops {
+		if slices.Contains(answers, o.Err) {
+			o.Result = ok // that is an answer as good as any
+		}
+		results[o.Result]++
+	}
+	return results
 }
 
 // lastWords is the end of the history of a node's workers of a workload.
@@ -242,18 +263,8 @@ func judge(t *testing.T, p plan, crew *crew, total *tally, events []event) {
 		if len(errs) > most {
 			t.Errorf("%s: and %d more", w.name, len(errs)-most)
 		}
-		results := map[string]int{}
-		for _, o := range ops {
-			if slices.Contains(answers, o.Err) {
-				o.Result = ok // that is an answer as good as any
-			}
-			results[o.Result]++
-		}
+		results := outcomes(ops)
 		t.Logf("%-9s %5d operations: %d done, %d refused, %d of unknown outcome", w.name, len(ops), results[ok], results[refused], results[unknown])
-		const few = 20
-		if results[ok] < few && p.promised(w) == whole {
-			t.Errorf("%s: %d operations were done: that says nothing", w.name, results[ok])
-		}
 		if !w.rival {
 			total.pauses(events, ops)
 			for _, err := range p.overdue(events, ops) {
