@@ -461,3 +461,62 @@ func TestOpenWithoutTheDead(t *testing.T) {
 		})
 	}
 }
+
+// TestOpenWhileASlotIsOnItsWayToTheDead: a home dies to which a slot was on its way. Its source lives, so nothing is lost; but who opens the file to store waits, where mounts outlive
+// their daemons, until the source has the slot again: its bytes are not here.
+func TestOpenWhileASlotIsOnItsWayToTheDead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 3, sums(2, dsm.ApplyArrival))
+		taker, source, n := s.nodes[0], s.nodes[1], s.nodes[2]
+		first := func(change func(h *dsm.SlotHome)) {
+			s.changeView(func(v *dsm.View) { change(s.rowOf(v, 0)) })
+			s.catchUp()
+		}
+		s.changeView(func(v *dsm.View) { s.rowOf(v, 0).Primary, s.rowOf(v, 1).Primary = source.id, source.id })
+		s.catchUp()
+		source.open(true)
+		s.drain()
+		if err := source.area.WriteAt(t.Context(), []byte{5}, 0); err != nil {
+			t.Fatal(err)
+		}
+		publish(source)
+		s.drain()
+		n.hold()
+		first(func(h *dsm.SlotHome) { h.Primary, h.Source = taker.id, source.id })
+		s.die(taker)
+		for n.behindCatalog() { // the source has not heard of the death
+			n.apply()
+		}
+		over, a := false, (*Area)(nil)
+		go func() {
+			var err error
+			if a, err = n.node.Open(t.Context(), simArea, true); err != nil {
+				t.Error(err)
+			}
+			over = true
+		}()
+		meet := func() {
+			for range 5 {
+				synctest.Wait()
+				s.deliverAll(link{n.i, source.i})
+				s.deliverAll(link{source.i, n.i})
+			}
+			synctest.Wait()
+		}
+		if meet(); over || n.node.known(simArea).allHere() {
+			t.Errorf("the bytes of the source are taken to be here; the open is over: %v", over)
+		}
+		first(func(h *dsm.SlotHome) { h.Primary, h.Source = source.id, 0 })
+		if meet(); !over {
+			t.Fatal("an open waits, and its home lives")
+		}
+		if got := a.mu.mem.Working(0)[0]; got != 5 {
+			t.Errorf("it has %d", got)
+		}
+	})
+}
+
+func (a *Area) allHere() (all bool) {
+	a.note(func() { all = a.allHereLocked() })
+	return all
+}

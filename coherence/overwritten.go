@@ -115,21 +115,16 @@ func (a *Area) storedAgainLocked(x *replicaExtent, pub *publication) {
 		return
 	}
 	for i := range pub.pages.And(x.have).And(a.withinLocked(x.index)).All() {
-		var one, other [dsm.PageSize]byte // where the publication has something both become that
-		for at := range other {
-			other[at] = 1
+		var none, all [dsm.PageSize]byte // two pages that differ wherever the publication has something, as one of them has just the other bytes there
+		pub.overlay(none[:], i)
+		for at := range none {
+			none[at] = ^none[at]
 		}
-		pub.overlay(one[:], i)
-		pub.overlay(other[:], i)
-		for lo := 0; lo < dsm.PageSize; lo++ {
-			hi := lo
-			for hi < dsm.PageSize && one[hi] == other[hi] {
-				hi++
-			}
-			if lo < hi {
-				a.noteWrittenPageLocked(page(x.index, i), lo, hi)
-				lo = hi
-			}
+		all = none
+		pub.overlay(all[:], i)
+		p := page(x.index, i)
+		for _, run := range pub.kernel.Differing(p, none[:], all[:]) {
+			a.noteWrittenPageLocked(p, int(run.Off), int(run.Off+run.Len))
 		}
 	}
 }

@@ -148,17 +148,24 @@ func TestTakeWaitsForAClose(t *testing.T) {
 	})
 }
 
+// newDeadOwner is newOwnCase with three nodes, of which the first has published a version as the owner, and died.
+func newDeadOwner(t *testing.T) ownCase {
+	c := newOwnCase(t, 3, dsm.Spec{})
+	owner := c.nodes[0]
+	if err := c.opens(owner); err != nil {
+		t.Fatal(err)
+	}
+	c.publishes(owner, 0, 1)
+	c.kill(owner)
+	c.bury(owner)
+	c.calm()
+	return c
+}
+
 func TestOwnerDies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newOwnCase(t, 3, dsm.Spec{})
-		a, b := c.nodes[0], c.nodes[1]
-		if err := c.opens(a); err != nil {
-			t.Fatal(err)
-		}
-		c.publishes(a, 0, 1)
-		c.kill(a)
-		c.bury(a)
-		c.calm()
+		c := newDeadOwner(t)
+		b := c.nodes[1]
 		if err := c.opens(b); !errs.Is(err, errs.Access) {
 			t.Errorf("open: %v", err)
 		}
@@ -185,15 +192,8 @@ func TestTruncatedOfADeadOwner(t *testing.T) {
 	for name, way := range ways {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				c := newOwnCase(t, 3, dsm.Spec{})
-				a, b, reader := c.nodes[0], c.nodes[1], c.nodes[2]
-				if err := c.opens(a); err != nil {
-					t.Fatal(err)
-				}
-				c.publishes(a, 0, 1)
-				c.kill(a)
-				c.bury(a)
-				c.calm()
+				c := newDeadOwner(t)
+				b, reader := c.nodes[1], c.nodes[2]
 				c.resized(0)
 				c.calm()
 				if err := c.does(reader, func(ctx context.Context) error { return reader.node.Transfer(ctx, simArea, b.id) }); !errs.Is(err, errs.Unavailable) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"math"
-	"slices"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
@@ -279,16 +278,6 @@ func (a *Area) kernelMayHaveLocked() {
 	}
 }
 
-// deadPrimaryLocked reports whether an extent of the area has a dead home, though its source may live.
-func (a *Area) deadPrimaryLocked() bool {
-	for e := range dsm.ExtentIndex(a.coveringLocked()) {
-		if slices.Contains(a.mu.dead, a.rowLocked(e).Primary) {
-			return true
-		}
-	}
-	return false
-}
-
 // awaitAllHere waits until all of the area is in the working copy, and says so to the next daemon, before a program may store or accumulate. Of an area on demand that is what is here.
 func (a *Area) awaitAllHere(ctx context.Context) error {
 	if a.node.cfg.Store == nil {
@@ -309,14 +298,19 @@ func (a *Area) awaitAllHere(ctx context.Context) error {
 	}, a.deadInAreaLocked)
 }
 
-// allHereLocked reports whether all pages are here. A dead home answers no Subscribe; it is not needed if no extent of the area lives there: it may have had some before a shrink.
+// allHereLocked reports whether all pages are here. A dead home in which nothing of the area lives any more, as after a shrink, need not have answered.
 func (a *Area) allHereLocked() bool {
 	r := &a.mu.replica
 	if !r.subscribed {
 		return true
 	}
-	if !a.subscribedLocked() || len(r.subs) > 0 && a.deadPrimaryLocked() {
+	if !a.subscribedLocked() {
 		return false
+	}
+	for e := range dsm.ExtentIndex(a.coveringLocked()) { // an extent without state is as its slot says
+		if r.extents[e] == nil && e < r.zero && !r.slots.at(slotIndex(a.slotLocked(e))).here {
+			return false
+		}
 	}
 	for e, x := range r.extents {
 		if lacks := a.withinLocked(e).Minus(x.have); !lacks.Empty() {

@@ -18,7 +18,7 @@ type parting struct {
 }
 
 func newParting(t *testing.T, ino dsm.Inode, held bool) *parting {
-	ino.Size = dsm.ExtentSize
+	ino.Size = max(ino.Size, dsm.ExtentSize)
 	s := newHomed(t, 3, ino)
 	p := &parting{s, s.nodes[0], s.nodes[1], s.nodes[2]}
 	for _, n := range s.nodes {
@@ -282,6 +282,44 @@ func TestHomeComesBack(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestAcquireWhileTheHomeComesBack: a home that was cut off is a member again, and takes no pushes yet of an extent to which its programs have stored, not its own either. An acquire there waits until what
+// others have published is in memory, and nobody takes it for that before.
+func TestAcquireWhileTheHomeComesBack(t *testing.T) {
+	parted(t, dsm.Inode{Size: 2 * dsm.ExtentSize, Spec: dsm.Spec{Apply: dsm.ApplySync}}, func(p *parting) {
+		p.stores(p.n, "2")
+		p.published(p.n)
+		p.stores(p.home, "....1")
+		p.isEvicted(p.home)
+		a := p.home.area
+		has := func() string { return string(a.mu.mem.Working(0)[:5]) }
+		if got := has(); got != "aaaa1" {
+			t.Fatalf("before that it has %q", got)
+		}
+		var q *request
+		p.comesBackWhile(p.home, func() {
+			q = p.home.ask("acquire", func(ctx context.Context) error { return a.Acquire(ctx, true) }, nil)
+			p.rest()
+			if q.over.Load() && has() != "2aaa1" {
+				t.Errorf("an acquire has returned, and the memory has %q", has())
+			}
+			if err := a.WriteAt(t.Context(), []byte("x"), dsm.ExtentSize); err != nil {
+				t.Fatal(err)
+			}
+			publish(p.home) // by the ack the home says up to where it has pushed everything
+			for range 4 {
+				p.checks++
+				if bad := p.wholeProblem(p.home); bad != "" {
+					t.Error(bad)
+				}
+			}
+		})
+		p.calm()
+		if got := has(); !q.over.Load() || got != "2aaa1" {
+			t.Errorf("the acquire has returned: %v, and the memory has %q", q.over.Load(), got)
+		}
+	})
 }
 
 // TestHiccup: what a home sends while the lease has run out is taken when it lasts again.

@@ -139,7 +139,10 @@ func (s *sim) isEvicted(n *simNode) {
 }
 
 // comesBack has a node join again that was evicted, as package main does it.
-func (s *sim) comesBack(n *simNode) {
+func (s *sim) comesBack(n *simNode) { s.comesBackWhile(n, func() {}) }
+
+// comesBackWhile is comesBack, in the midst of which something happens: the node is a member again, and has subscribed to nothing yet.
+func (s *sim) comesBackWhile(n *simNode, meanwhile func()) {
 	n.kernel.harvest(1)
 	n.node.Returning()
 	s.changeView(func(v *dsm.View) {
@@ -157,6 +160,7 @@ func (s *sim) comesBack(n *simNode) {
 	n.away, n.cut = false, false
 	s.mu.Unlock()
 	n.snapshot()
+	meanwhile()
 	n.node.Rejoined()
 	n.fenced.Store(false)
 	s.rest()
