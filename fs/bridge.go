@@ -25,7 +25,6 @@ type bridge struct {
 	log       *slog.Logger
 	opens     *opens
 	handles   handleTable
-	late      atomic.Bool // there was a lateHandle
 	dirs      openDirs
 	retries   retries
 	punched   atomic.Pointer[punch] // the last hole, until the thread goes on that has punched it
@@ -144,6 +143,7 @@ type handleTable struct {
 		lockrank.RWMutex
 		next    uint64
 		open    map[uint64]handle
+		late    int           // how many are lateHandles
 		removed chan struct{} // closed when one is removed; nil if nobody waits
 	}
 }
@@ -157,15 +157,25 @@ func (t *handleTable) add(h handle) uint64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.mu.next++
-	t.mu.open[t.mu.next] = h
+	t.setLocked(t.mu.next, h)
 	return t.mu.next
+}
+
+func (t *handleTable) setLocked(fh uint64, h handle) {
+	if _, was := t.mu.open[fh].(*lateHandle); was {
+		t.mu.late--
+	}
+	if _, is := h.(*lateHandle); is {
+		t.mu.late++
+	}
+	t.mu.open[fh] = h
 }
 
 // put adds a handle under a number that the kernel knows already.
 func (t *handleTable) put(fh uint64, h handle) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.mu.open[fh] = h
+	t.setLocked(fh, h)
 }
 
 // begin has numbers begin after one.
@@ -179,6 +189,7 @@ func (t *handleTable) remove(fh uint64) handle {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	h := t.mu.open[fh]
+	t.setLocked(fh, nil)
 	delete(t.mu.open, fh)
 	if t.mu.removed != nil {
 		close(t.mu.removed)

@@ -522,7 +522,6 @@ func (x *heldFiles) open(ctx context.Context, h heldHandle) error {
 	}
 	if h.late {
 		x.b.handles.put(h.fh, &lateHandle{ino: h.ino, flags: h.flags, tid: h.tid})
-		x.b.late.Store(true)
 		return nil
 	}
 	a, _, err := x.b.opens.open(ctx, h.ino, wanted(h.flags)&dsm.MayWrite != 0, nil)

@@ -46,7 +46,6 @@ func (b *bridge) opensLate(r *request, ino dsm.Ino, flags uint32, err error) boo
 func (b *bridge) openLate(r *request, ino dsm.Ino, flags uint32, out *fuse.OpenOut) fuse.Status {
 	b.retries.drop(r.tid)
 	out.Fh = b.handles.add(&lateHandle{ino: ino, flags: flags, tid: r.tid})
-	b.late.Store(true)
 	if err := b.held.opened(r, heldHandle{fh: out.Fh, ino: ino, flags: flags, tid: r.tid, late: true}); err != nil {
 		b.Release(nil, &fuse.ReleaseIn{Fh: out.Fh})
 		return status(err)
@@ -66,9 +65,6 @@ func (b *bridge) unopened(h handle, otherwise fuse.Status) fuse.Status {
 
 // enterLate opens a file that was truncated for those that have a lateHandle of it.
 func (b *bridge) enterLate(r *request, ino dsm.Ino) {
-	if !b.late.Load() {
-		return
-	}
 	for fh, h := range b.handles.late(ino) {
 		ctx, cancel := context.WithTimeout(r, lateLimit)
 		err := b.enterOneLate(ctx, r, fh, h)
@@ -116,14 +112,17 @@ func (t *handleTable) replace(fh uint64, was *lateHandle, now handle) bool {
 	if t.mu.open[fh] != handle(was) {
 		return false
 	}
-	t.mu.open[fh] = now
+	t.setLocked(fh, now)
 	return true
 }
 
-// late returns the late handles of a file.
+// late returns the late handles of a file. As a rule there are none, of any file.
 func (t *handleTable) late(ino dsm.Ino) map[uint64]*lateHandle {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
+	if t.mu.late == 0 {
+		return nil
+	}
 	found := make(map[uint64]*lateHandle)
 	for fh, h := range t.mu.open {
 		if l, ok := h.(*lateHandle); ok && l.ino == ino {

@@ -94,7 +94,7 @@ func TestLateHandleIsClosed(t *testing.T) {
 		defer b.held.mu.Unlock()
 		return len(b.held.mu.handles) == 0
 	})
-	if left := b.handles.mu.open; len(left) > 0 {
-		t.Errorf("%d handles are left", len(left))
+	if left, late := b.handles.mu.open, b.handles.mu.late; len(left) > 0 || late != 0 {
+		t.Errorf("%d handles are left, %d of them counted as late", len(left), late)
 	}
 }
