@@ -40,11 +40,15 @@ func (w *slotWords) leaves() bool {
 }
 
 // in counts the slots of the class in the set.
-func (w *slotWords) in(c Class) (n int) {
-	for s := range c.Slots {
-		if w.has(c.First + Slot(s)) {
-			n++
-		}
+func (w *slotWords) in(c Class) int { return w.below(c.First+Slot(c.Slots)) - w.below(c.First) }
+
+// below counts the slots in the set that are before another.
+func (w *slotWords) below(s Slot) (n int) {
+	for _, word := range w[:s/64] {
+		n += bits.OnesCount64(word)
+	}
+	if s%64 > 0 {
+		n += bits.OnesCount64(w[s/64] << (64 - s%64))
 	}
 	return n
 }
@@ -106,8 +110,8 @@ func (d Detours) with(first ExtentIndex, w slotWords) Detours {
 	return detoursOf(string(b))
 }
 
-// Below returns the entries that are about some of the first n extents.
-func (d Detours) Below(n ExtentIndex) Detours {
+// before returns the entries that are about some of the first n extents.
+func (d Detours) before(n ExtentIndex) Detours {
 	for i := range d.entries() {
 		if first, _ := d.entry(i); first >= n {
 			return detoursOf(d.text()[:i*detourBytes])
@@ -126,13 +130,8 @@ func (d Detours) around(c Class, e ExtentIndex, hashed Slot) Slot {
 		if !w.has(hashed) {
 			break
 		}
-		before := uint64(0)
-		for s := c.First; s < hashed; s++ {
-			if w.has(s) {
-				before++
-			}
-		}
-		nth := before * detourStep % uint64(c.Slots-w.in(c))
+		before := w.below(hashed) - w.below(c.First)
+		nth := uint64(before) * detourStep % uint64(c.Slots-w.in(c))
 		for s := range c.Slots {
 			if !w.has(c.First + Slot(s)) {
 				if nth == 0 {
@@ -170,11 +169,7 @@ func (d Detours) String() string {
 	text := ""
 	for i := range d.entries() {
 		first, w := d.entry(i)
-		n := 0
-		for _, word := range w {
-			n += bits.OnesCount64(word)
-		}
-		text += fmt.Sprintf("[from %d: %d slots]", first, n)
+		text += fmt.Sprintf("[from %d: %d slots]", first, w.below(Slots))
 	}
 	return text
 }
@@ -185,7 +180,7 @@ func (h *SlotHome) Homeless(v *View) bool { return v.IsGone(h.Primary) || v.IsGo
 // Detours returns the detours of a file of was bytes that grows to size.
 func (v *View) Detours(a AreaID, s Spec, was, size int64) Detours {
 	first, end := ExtentIndex(Extents(was)), ExtentIndex(Extents(size))
-	s.Detours = s.Detours.Below(first)
+	s.Detours = s.Detours.before(first)
 	if first == end || s.Detours.entries() == maxDetours || !slices.ContainsFunc(v.Members, func(m Member) bool { return m.Gone }) {
 		return s.Detours
 	}
