@@ -141,12 +141,13 @@ func (o linkOp) apply(s *state, st step) (dsm.Inode, error) {
 	case in.Nlink >= maxLinks:
 		return dsm.Inode{}, fail(errs.TooManyLinks, "%d names of inode %d", in.Nlink, o.Ino)
 	}
-	was, more := in.keeps(), *in
+	more := *in
 	more.Nlink++
-	if err := s.checkRoomFor(was, more.keeps(), "another name"); err != nil {
+	was, now := in.keeps(), more.keeps()
+	if err := s.checkRoomFor(was, now, "another name"); err != nil {
 		return dsm.Inode{}, err
 	}
-	s.reserve(was, more.keeps())
+	s.reserve(was, now)
 	in.Nlink++
 	in.temp = false
 	in.changed(st)

@@ -217,10 +217,9 @@ func (h *keeper) awaitDeath(pid int, look func() thread, wait func(), ended <-ch
 	tick, late := time.NewTicker(time.Millisecond), time.After(sayAfter)
 	defer tick.Stop()
 	for stuck := 0; stuck < stuckLooks; { // the other threads end now, too
-		switch look() {
-		case waits:
+		if look() == waits {
 			stuck++
-		case runs, over: // all threads seem to have ended; but the kernel's list of them can be short while they end, and the rest be stuck
+		} else { // if all threads seem to have ended: the kernel's list of them can be short while they end, and the rest be stuck
 			stuck = 0
 		}
 		select {

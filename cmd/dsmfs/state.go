@@ -125,14 +125,14 @@ const (
 // errReplaced says that the lock file, or its directory, was removed before it was locked: the daemon that had it has ended.
 var errReplaced = errors.New("the lock file was removed at this moment")
 
-// take makes the directory, and locks it.
+// take makes the directory, and locks it. ErrExist: the directory was there at first, and not when MkdirAll looked at what it is.
 func (s *state) take(heir bool) error {
 	for left := lockTries; ; left-- {
 		err := s.tryTake(heir)
 		switch {
 		case err == nil:
 			return nil
-		case left > 0 && (errors.Is(err, errReplaced) || errors.Is(err, unix.EWOULDBLOCK) && lockedBy(s.dir) == 0):
+		case left > 0 && (errors.Is(err, errReplaced) || errors.Is(err, fs.ErrExist) || errors.Is(err, unix.EWOULDBLOCK) && lockedBy(s.dir) == 0):
 			sleep(context.Background(), lockPause)
 		case errors.Is(err, unix.EWOULDBLOCK):
 			pid, _ := os.ReadFile(s.path(pidFile))
@@ -150,10 +150,7 @@ func (s *state) tryTake(heir bool) error {
 	if _, err := os.Stat(s.dir); errors.Is(err, fs.ErrNotExist) {
 		s.made = true
 	}
-	switch err := os.MkdirAll(s.dir, 0o755); {
-	case errors.Is(err, fs.ErrExist): // it was there at first, and not when MkdirAll looked at what it is
-		return fmt.Errorf("%w: %w", errReplaced, err)
-	case err != nil:
+	if err := os.MkdirAll(s.dir, 0o755); err != nil {
 		return err
 	}
 	lock, err := os.OpenFile(s.path(lockFile), os.O_RDWR|os.O_CREATE, 0o644)
