@@ -448,6 +448,8 @@ func TestHungReadsDelayNobodyElse(t *testing.T) {
 		readers[i] = startClient(t)
 		_, m := f.mapFile(readers[i], "hung", 64<<12)
 		readers[i].start(clientCall{Op: "load", FD: m, Off: int64(i) * 3 << 12, Len: 1})
+		// Before that the next open might have the kernel drop the pages of before once more, which waits for this one.
+		eventually(t, "a READ is here", func() bool { return f.fs.b.count.reads.Load() > reads })
 	}
 	eventually(t, "all READs are here", func() bool { return f.fs.b.count.reads.Load() >= reads+20 })
 	if got := string(c.must(clientCall{Op: "readfile", Path: f.path("fine")}).Data); got != "fine" {
