@@ -95,6 +95,9 @@ func (n *simNode) refused(p dsm.PageIndex, c *cachedPage, size int64) {
 	for i, v := range c.data[:min(max(size, 0), hotBytes)] {
 		if off := int64(p)*dsm.PageSize + int64(i); v != c.given[i] && !c.isVoid(i) && n.sim.owner(off) == n.i && !n.sim.toAttached(off) {
 			n.sim.seen.refused[off] = true
+			if n.given[off] == n.sim.seen.storeOf(off, v) { // a daemon that was killed had it, and had not answered
+				delete(n.given, off)
+			}
 		}
 	}
 }
