@@ -24,6 +24,9 @@ import (
 const (
 	// joinLimit bounds how long mount waits for the cluster.
 	joinLimit = 20 * time.Second
+	// joinAgain is how long it tries to join through nodes that refuse connections, every joinPause.
+	joinAgain = 3 * time.Second
+	joinPause = 200 * time.Millisecond
 	// leaveLimit bounds how long a node that is told to end hands over what others need.
 	leaveLimit = 20 * time.Second
 )

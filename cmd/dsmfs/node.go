@@ -226,6 +226,22 @@ func (n *node) enter(ctx context.Context) error {
 		n.member = true
 		return nil
 	}
+	for began, tries := time.Now(), 1; ; tries++ {
+		silent, err := n.enterBy(ctx)
+		if err == nil || !silent || time.Since(began) > joinAgain {
+			return err
+		}
+		if tries == 1 {
+			n.log.Warn("nobody answers yet", "err", err)
+		}
+		if !sleep(ctx, joinPause) {
+			return err
+		}
+	}
+}
+
+// enterBy tries each node to join. silent says that none has answered, as while another daemon follows there.
+func (n *node) enterBy(ctx context.Context) (silent bool, _ error) {
 	var failed []error
 	e := entry{cat: n.cats.last()}
 	for _, addr := range n.cfg.join {
@@ -238,10 +254,10 @@ func (n *node) enter(ctx context.Context) error {
 		cancel()
 		if err == nil {
 			n.member = true
-			return nil
+			return false, nil
 		}
 		k := errs.KindOf(err)
-		silent := k == errs.Unavailable || k == errs.Timeout
+		silent = k == errs.Unavailable || k == errs.Timeout
 		if silent && !isLoopback(addr) {
 			err = fmt.Errorf("%w (a node takes those of other machines only if it was mounted with --listen :PORT)", err)
 		}
@@ -250,7 +266,7 @@ func (n *node) enter(ctx context.Context) error {
 			break // it answered: the others belong to the same cluster
 		}
 	}
-	return withCode(exitJoin, errors.Join(failed...))
+	return silent, withCode(exitJoin, errors.Join(failed...))
 }
 
 // entry is a catalog that is to join, as the first one of its node.

@@ -207,3 +207,28 @@ func TestHolderIsKilled(t *testing.T) {
 		covered(t, n)
 	}
 }
+
+// TestJoinWhileNoDaemonServes: who joins through a node whose daemon was just killed waits for the next one.
+func TestJoinWhileNoDaemonServes(t *testing.T) {
+	nodes := heldCluster(t, 3).Nodes()
+	first, second := nodes[0], nodes[2]
+	second.Stop()
+	first.Pause() // the holder
+	if err := syscall.Kill(first.Daemon(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	followed := make(chan bool)
+	go func() {
+		waits := harness.Eventually(limit, func() bool {
+			log, err := os.ReadFile(second.LogFile())
+			return err == nil && strings.Contains(string(log), "nobody answers yet")
+		})
+		first.Resume()
+		followed <- waits
+	}()
+	second.Start()
+	if !<-followed {
+		t.Error("it has joined, and nobody had to be waited for")
+	}
+	second.Client().Must("stat %s", second.Client().Path("."))
+}
