@@ -102,6 +102,36 @@ func TestStoresUnderALockThatIsLost(t *testing.T) {
 	}
 }
 
+// TestDatabaseGoesOnAfterItsLockIsLost: a program has begun to change a database when its node is cut off. It cannot commit, and goes on with the same connection when the node is back.
+func TestDatabaseGoesOnAfterItsLockIsLost(t *testing.T) {
+	c, _ := parted(t, "n1", 2)
+	a, b := newLocker(t, c.Node(3)), newLocker(t, c.Node(2))
+	a.do("ok", "connect('d/db')")
+	a.do("ok", "sql('CREATE TABLE t (who)')")
+	b.do("ok", "connect('d/db')")
+	a.do("ok", "sql('BEGIN IMMEDIATE')")
+	a.do("ok", `sql("INSERT INTO t VALUES ('lost')")`)
+	c.Partition([]*harness.Node{c.Node(3)}, []*harness.Node{c.Node(1), c.Node(2)})
+	evicted(t, c.Node(1), "n3")
+	b.do("ok", `sql("INSERT INTO t VALUES ('n2')")`)
+	c.Heal()
+	member(t, c.Node(1), "n3")
+	a.do("OperationalError disk I/O error", "sql('COMMIT')")
+	const tries = 5 // each may be told of what the one before had stored
+	said := ""
+	for i := 0; said != "ok"; i++ {
+		if i == tries {
+			t.Fatalf("the connection does not work again: %s", said)
+		}
+		a.start(`sql("INSERT INTO t VALUES ('n3')")`)
+		said = a.answer()
+	}
+	for _, l := range []*locker{a, b} {
+		l.do("n2 n3", "' '.join(r[0] for r in files['d'].execute('SELECT who FROM t ORDER BY who'))")
+		l.do("ok", "sql('PRAGMA integrity_check')")
+	}
+}
+
 // killedAlone kills the daemon of a node when others have all of which it is the home, and keeps another from following until the function that it returns is called.
 func killedAlone(t *testing.T, n *harness.Node, cl *harness.Client) (follow func()) {
 	t.Helper()

@@ -59,5 +59,5 @@
 // The locks of a node end when it is evicted from the cluster. A node grants locks only while its lease lasts (Cluster.MayGrant), and it
 // is evicted only after that, so two nodes never both grant. A node may have been evicted although it lives, because
 // it was stopped or cut off. It then fails all lock calls for the files that its programs believed
-// to have locked, until they have closed these files or released the locks: that fails, too. What they store meanwhile is not published: see Node.Dropped.
+// to have locked, until they have closed these files or released all locks: that fails, too. What they store meanwhile is not published: see Node.Dropped.
 package locks

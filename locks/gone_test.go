@@ -112,7 +112,10 @@ func TestDroppedUntilReleased(t *testing.T) {
 		if !a.Dropped(1) || a.Dropped(2) || a.Dropped(3) {
 			t.Errorf("before owner %d has released its locks: %v, %v, %v", owner, a.Dropped(1), a.Dropped(2), a.Dropped(3))
 		}
-		a.refused(1, lock(a.owner(owner), Unlock, 0, 9), errs.Unavailable) // it may have other locks
+		a.must(1, lock(a.owner(owner), Unlock, 0, 9)) // it may have other locks
+		if !a.Dropped(1) {
+			t.Errorf("owner %d has released a part", owner)
+		}
 		a.refused(1, lock(a.owner(owner), Unlock, 0, End), errs.Unavailable)
 		a.must(1, lock(a.owner(owner), Unlock, 0, End))
 	}

@@ -190,17 +190,19 @@ func (n *Node) ask(ctx context.Context, ino dsm.Ino, r Request, undo bool, askin
 }
 
 // refuseLocked answers a request for a file whose locks were dropped: everything fails until all
-// owners have released what they believe to have. The release fails, too: what was stored under the lock may be given up, and others may have had the lock meanwhile.
+// owners have released what they believe to have. The release of all fails, too: what was stored under the lock may be given up, and others may have had the lock meanwhile. That of a part does
+// not: SQLite would go on as if it had the whole lock, without asking for it again.
 func (n *Node) refuseLocked(f *file, ino dsm.Ino, r Request) (Answer, error) {
 	if r.Lock.Type != Unlock {
 		return Answer{}, errDropped
 	}
-	believed := f.owners[r.Lock.Owner]
-	if r.Lock.First == 0 && r.Lock.Last == End {
-		delete(f.owners, r.Lock.Owner)
-		n.markLocked(ino, f, f.believes())
-		n.tidyLocked(ino)
+	if r.Lock.First != 0 || r.Lock.Last != End {
+		return r.answer(Granted), nil
 	}
+	believed := f.owners[r.Lock.Owner]
+	delete(f.owners, r.Lock.Owner)
+	n.markLocked(ino, f, f.believes())
+	n.tidyLocked(ino)
 	if believed {
 		return Answer{}, errDropped
 	}
