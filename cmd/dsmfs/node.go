@@ -226,12 +226,14 @@ func (n *node) enter(ctx context.Context) error {
 		n.member = true
 		return nil
 	}
-	for began, tries := time.Now(), 1; ; tries++ {
-		silent, err := n.enterBy(ctx)
+	e, said := entry{cat: n.cats.last()}, false
+	for began := time.Now(); ; {
+		silent, err := n.enterBy(ctx, &e)
 		if err == nil || !silent || time.Since(began) > joinAgain {
 			return err
 		}
-		if tries == 1 {
+		if !said {
+			said = true
 			n.log.Warn("nobody answers yet", "err", err)
 		}
 		if !sleep(ctx, joinPause) {
@@ -241,15 +243,14 @@ func (n *node) enter(ctx context.Context) error {
 }
 
 // enterBy tries each node to join. silent says that none has answered, as while another daemon follows there.
-func (n *node) enterBy(ctx context.Context) (silent bool, _ error) {
+func (n *node) enterBy(ctx context.Context, e *entry) (silent bool, _ error) {
 	var failed []error
-	e := entry{cat: n.cats.last()}
 	for _, addr := range n.cfg.join {
 		// Each gets an equal part of the time.
 		try, cancel := context.WithTimeout(ctx, joinLimit/time.Duration(len(n.cfg.join)))
 		err := n.enroll(try, addr)
 		if err == nil {
-			err = n.join(try, &e, addr)
+			err = n.join(try, e, addr)
 		}
 		cancel()
 		if err == nil {
