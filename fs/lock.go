@@ -163,15 +163,15 @@ func (b *bridge) setLock(r *request, in *fuse.LkIn, wait bool) fuse.Status {
 	b.held.locking(ino, l)
 	err := b.cfg.Locks.Set(r, ino, l, wait, acquire)
 	b.held.locked(in.Fh, ino, l.Owner)
+	if l.Type == locks.Unlock && errs.Is(err, errs.Unavailable) {
+		a.forfeited.Store(false) // this has said so
+	}
 	switch {
 	case err != nil && r.interruptible && r.Err() != nil:
 		return fuse.EINTR
 	case err == nil && l.Type == locks.Write:
 		a.writeLocked.Store(true)
 		b.expectHarvest(a)
-	case err != nil && l.Type == locks.Unlock:
-		a.forfeited.Store(false) // if that is so, this tells
-		fallthrough
 	case err != nil && !errs.Is(err, errs.WouldBlock) && !errs.Is(err, errs.Deadlock) && !errs.Is(err, errs.Interrupted):
 		b.log.Warn("lock", "area", a.id, "err", err)
 	}

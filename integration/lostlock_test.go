@@ -88,6 +88,7 @@ func TestStoresUnderALockThatIsLost(t *testing.T) {
 				a.do("ok", "close()")
 				a.do("ok", "op('d/x')")
 			} else {
+				a.do(x.returns, x.put(3*page, "last"))
 				a.do("EIO", x.unlock)
 			}
 			b.do("ok", "close()")
@@ -97,7 +98,9 @@ func TestStoresUnderALockThatIsLost(t *testing.T) {
 				l.do(`b'\x00bb\x00'`, "os.pread(files['f'], 4, 0)")
 				l.do(`b'\x00\x00\x00\x00'`, fmt.Sprintf("os.pread(files['f'], 4, %d)", page))
 				l.do(`b'\x00\x00\x00\x00'`, fmt.Sprintf("os.pread(files['f'], 4, %d)", 2*page))
+				l.do(`b'\x00\x00\x00\x00'`, fmt.Sprintf("os.pread(files['f'], 4, %d)", 3*page))
 			}
+			a.do("None", "os.close(os.dup(files['f']))") // of what was stored under the lock the program has been told
 		})
 	}
 }
